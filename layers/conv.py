@@ -1,0 +1,89 @@
+"""Convolution: y[n,k,p,q] = b[k] + sum over c,r,s of x[n,c, p*stride-pad+r*dilation, ...] * w[k,c,r,s].
+
+    graph.add("conv1", Conv(64, 11, stride=4, padding=2), "data")
+
+A cross-correlation, as in every deep-learning library. w has shape (K, C/groups, R, S), b has shape (K,).
+Output size P = floor((H + 2*padding - dilation*(R-1) - 1) / stride) + 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vdnn.errors import ShapeError
+from vdnn.layers.base import Layer, Parameter, image_input, pair
+from vdnn.layers.tensor import Shape
+
+if TYPE_CHECKING:
+    from vdnn.layers.graph import Node
+    from vdnn.layers.lower import Lowering
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """`channels` filters (K) of size `kernel` (R, S); every size may be one number or (vertical, horizontal)."""
+
+    channels: int
+    kernel: int | tuple[int, int]
+    stride: int | tuple[int, int] = 1
+    padding: int | tuple[int, int] = 0
+    dilation: int | tuple[int, int] = 1
+    groups: int = 1
+    bias: bool = True
+    init: str = "kaiming"
+
+    kind = "conv"
+
+    def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
+        c, h, w = image_input(name, inputs)
+        if self.groups < 1 or c % self.groups or self.channels % self.groups:
+            expected = f"input and output channels divisible by groups={self.groups}"
+            raise ShapeError(name, "x", expected=expected, got=f"{c} and {self.channels} channels")
+        if min(*pair(self.kernel), *pair(self.stride), *pair(self.dilation), self.channels) < 1:
+            raise ShapeError(name, "w", expected="channels, kernel, stride and dilation of 1 or more", got=str(self))
+        if min(pair(self.padding)) < 0:
+            raise ShapeError(name, "x", expected="padding of 0 or more", got=str(self.padding))
+        sizes = []
+        for size, r, stride, pad, dilation in zip(
+            (h, w), pair(self.kernel), pair(self.stride), pair(self.padding), pair(self.dilation), strict=True
+        ):
+            reach = dilation * (r - 1) + 1
+            if size + 2 * pad < reach:
+                raise ShapeError(name, "x", expected=f"at least {reach} rows and columns after padding", got=f"{h}x{w}")
+            sizes.append((size + 2 * pad - reach) // stride + 1)
+        return (self.channels, *sizes)
+
+    def parameters(self, inputs: tuple[Shape, ...]) -> tuple[Parameter, ...]:
+        weight = Parameter("weight", (self.channels, inputs[0][0] // self.groups, *pair(self.kernel)), self.init)
+        return (weight, Parameter("bias", (self.channels,), "zeros", decay=False)) if self.bias else (weight,)
+
+    def forward(self, low: Lowering, node: Node) -> None:
+        reads = {"x": low.value(node.inputs[0]), "w": low.parameter(node, "weight")}
+        if self.bias:
+            reads["b"] = low.parameter(node, "bias")
+        low.emit(node, "conv.forward", reads, {"y": low.output(node)}, attrs=self._attrs())
+
+    def backward(self, low: Lowering, node: Node) -> None:
+        x, dy, attrs = node.inputs[0], low.grad(node.name), self._attrs()
+        if self.bias:
+            db = low.weight_gradient(node, "bias")
+            low.emit(node, "conv.bgrad", {"dy": dy}, {"db": db}, accumulate=low.accumulates("db"))
+        reads = {"x": low.value(x), "dy": dy}
+        dw = low.weight_gradient(node, "weight")
+        low.emit(node, "conv.wgrad", reads, {"dw": dw}, attrs=attrs, accumulate=low.accumulates("dw"))
+        if low.requires_grad(x):
+            dx, adds = low.contribute(x)
+            reads = {"w": low.parameter(node, "weight"), "dy": dy}
+            low.emit(node, "conv.dgrad", reads, {"dx": dx}, attrs=attrs, accumulate=("dx",) if adds else ())
+        low.emit_update(node, "weight")
+        if self.bias:
+            low.emit_update(node, "bias")
+
+    def _attrs(self) -> dict[str, object]:
+        return {
+            "stride": list(pair(self.stride)),
+            "padding": list(pair(self.padding)),
+            "dilation": list(pair(self.dilation)),
+            "groups": self.groups,
+        }

@@ -1,0 +1,64 @@
+"""Fully connected layer: y[n,k] = b[k] + sum over c of x[n,c] * w[k,c].
+
+    graph.add("fc6", Linear(4096), "flat")
+
+x may keep its image shape in memory; its C*H*W numbers are taken in logical c, h, w order. w has shape (K, C).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vdnn.errors import ShapeError
+from vdnn.layers.base import Layer, Parameter, one_input
+from vdnn.layers.tensor import Shape
+
+if TYPE_CHECKING:
+    from vdnn.layers.graph import Node
+    from vdnn.layers.lower import Lowering
+
+
+@dataclass(frozen=True)
+class Linear(Layer):
+    """`features` outputs (K)."""
+
+    features: int
+    bias: bool = True
+    init: str = "kaiming"
+
+    kind = "linear"
+
+    def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
+        shape = one_input(name, inputs)
+        if len(shape) != 1:
+            raise ShapeError(name, "x", expected="a vector (C,); add a Flatten layer before", got=str(shape))
+        if self.features < 1:
+            raise ShapeError(name, "y", expected="1 feature or more", got=str(self.features))
+        return (self.features,)
+
+    def parameters(self, inputs: tuple[Shape, ...]) -> tuple[Parameter, ...]:
+        weight = Parameter("weight", (self.features, inputs[0][0]), self.init)
+        return (weight, Parameter("bias", (self.features,), "zeros", decay=False)) if self.bias else (weight,)
+
+    def forward(self, low: Lowering, node: Node) -> None:
+        reads = {"x": low.value(node.inputs[0]), "w": low.parameter(node, "weight")}
+        if self.bias:
+            reads["b"] = low.parameter(node, "bias")
+        low.emit(node, "linear.forward", reads, {"y": low.output(node)})
+
+    def backward(self, low: Lowering, node: Node) -> None:
+        x, dy = node.inputs[0], low.grad(node.name)
+        if self.bias:
+            db = low.weight_gradient(node, "bias")
+            low.emit(node, "linear.bgrad", {"dy": dy}, {"db": db}, accumulate=low.accumulates("db"))
+        dw = low.weight_gradient(node, "weight")
+        reads = {"x": low.value(x), "dy": dy}
+        low.emit(node, "linear.wgrad", reads, {"dw": dw}, accumulate=low.accumulates("dw"))
+        if low.requires_grad(x):
+            dx, adds = low.contribute(x)
+            reads = {"w": low.parameter(node, "weight"), "dy": dy}
+            low.emit(node, "linear.dgrad", reads, {"dx": dx}, accumulate=("dx",) if adds else ())
+        low.emit_update(node, "weight")
+        if self.bias:
+            low.emit_update(node, "bias")

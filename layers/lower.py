@@ -1,0 +1,342 @@
+"""From a Graph to a Program: forward, backward and update ops for one batch size.
+
+    program = lower(graph, batch=64, mode="train", update=Update(momentum=0.9))
+
+Storage is decided here and nowhere else: ReLU, dropout and sums write over their input where no backward op reads
+that input, the branches of a concatenation write straight into its channels, and gradients of a sum share one
+storage. Gradient sums at forks are taken in the fixed order of backward: the first term writes, later ones accumulate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vdnn.layers.base import Parameter
+from vdnn.layers.graph import Graph, Node
+from vdnn.layers.op import Op, Program
+from vdnn.layers.tensor import Shape, TensorSpec
+
+STEP = "step"
+"""The tensor of what changes from step to step (see vdnn.runtime.step): learning rate, counters, gradient scale."""
+STEP_BYTES = 64
+IMAGES, LABELS = "images", "labels"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The optimiser as constants of the update ops: SGD with momentum (Sutskever et al. 2013, as torch.optim.SGD).
+
+    g = dw + weight_decay * w;  v = momentum * v + g;  w -= lr * (g + momentum * v if nesterov else v)
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    decay_bias_and_norm: bool = True
+
+
+class Lowering:
+    """What a layer sees while it emits its ops."""
+
+    def __init__(self, graph: Graph, batch: int, mode: str, update: Update, dtype: str):
+        self.graph, self.batch, self.mode, self.update, self.dtype = graph, batch, mode, update, dtype
+        self.training = mode != "eval"
+        kept = set(graph.nodes) if self.training else graph.ancestors(graph.loss.name)
+        self.nodes = [node for node in graph.nodes.values() if node.name in kept]
+        self.consumers = {t: [c for c in names if c in kept] for t, names in graph.consumers.items()}
+        self.tensors: dict[str, TensorSpec] = {}
+        self.ops: list[Op] = []
+        self.persistent: list[str] = []
+        self.fetches: list[str] = []
+        self._value: dict[str, str] = {graph.input: graph.input}
+        self._grad: dict[str, str] = {}
+        self._slot: dict[str, tuple[str, int]] = {}  # output written into channels of a later concatenation
+        self._phase = "forward"
+        self._learns: set[str] = set()  # graph tensors with a trainable layer at or before them
+        for node in self.nodes:
+            own = any(p.trainable for p in graph.parameters(node))
+            if own or any(t in self._learns for t in node.inputs):
+                self._learns.add(node.name)
+
+    # ---- tensors
+
+    def tensor(
+        self,
+        name: str,
+        role: str,
+        shape: Shape,
+        *,
+        dtype: str | None = None,
+        view_of: str | None = None,
+        channel: int = 0,
+    ) -> str:
+        """Declare a tensor; a view of a view becomes a view of the storage. Returns `name`."""
+        if view_of is not None:
+            base = self.tensors[view_of]
+            view_of, channel = base.storage, channel + base.channel
+        self.tensors[name] = TensorSpec(name, role, shape, dtype or self.dtype, "NCHW", view_of, channel)
+        return name
+
+    def value(self, tensor: str) -> str:
+        """The Program tensor that holds the graph tensor `tensor`."""
+        return self._value[tensor]
+
+    def output(self, node: Node, *, over: str | None = None) -> str:
+        """Declare y of `node`, over the bytes of graph tensor `over` if no backward op needs that value."""
+        shape = (self.batch, *node.shape)
+        self._value[node.name] = node.name
+        if over is not None and self._may_overwrite(over, node):
+            return self.tensor(node.name, "act", shape, view_of=self.value(over))
+        if node.name in self._slot:
+            whole, channel = self._slot[node.name]
+            return self.tensor(node.name, "act", shape, view_of=whole, channel=channel)
+        return self.tensor(node.name, "act", shape)
+
+    def pass_through(self, node: Node) -> None:
+        """y of `node` is its input's own tensor: no op, no bytes."""
+        self._value[node.name] = self._value[node.inputs[0]]
+
+    def parameter(self, node: Node, suffix: str) -> str:
+        """Name of a parameter or statistic of `node`."""
+        return f"{node.name}.{suffix}"
+
+    def _may_overwrite(self, tensor: str, node: Node) -> bool:
+        if tensor == self.graph.input or len(self.consumers[tensor]) != 1 or node.inputs.count(tensor) != 1:
+            return False
+        return not self._output_needed(tensor)
+
+    def _output_needed(self, tensor: str) -> bool:
+        """Whether a backward op reads the value of `tensor` as its producer's output."""
+        if not self.training:
+            return tensor == self.graph.input
+        if tensor == self.graph.input:
+            return True
+        node = self.graph.nodes[tensor]
+        if node.layer.kind == "concat" or node.layer.passes_through:
+            return any(len(self.consumers[t]) > 1 or self._output_needed(t) for t in node.inputs)
+        return node.layer.needs_output
+
+    # ---- gradients
+
+    def requires_grad(self, tensor: str) -> bool:
+        """Whether `tensor` depends on a weight; the images never need a gradient."""
+        return tensor in self._learns
+
+    def canonical(self, tensor: str) -> str:
+        """The graph tensor whose value `tensor` is, below layers that pass their input through."""
+        while tensor in self.graph.nodes and self.graph.nodes[tensor].layer.passes_through:
+            tensor = self.graph.nodes[tensor].inputs[0]
+        return tensor
+
+    def grad(self, tensor: str) -> str:
+        """dy: the Program tensor of the gradient of graph tensor `tensor`."""
+        return self._grad[self.canonical(tensor)]
+
+    def has_grad(self, tensor: str) -> bool:
+        """Whether some consumer has contributed to the gradient of `tensor` yet."""
+        return self.canonical(tensor) in self._grad
+
+    def contribute(self, tensor: str, *, over: str | None = None) -> tuple[str, bool]:
+        """Where a backward op writes its term of d(tensor), and whether it accumulates on earlier terms.
+
+        Args:
+            over: a gradient tensor whose bytes the first term may take (dx over dy).
+        """
+        tensor = self.canonical(tensor)
+        if tensor in self._grad:
+            return self._grad[tensor], True
+        shape = (self.batch, *self.graph.shape(tensor))
+        self._grad[tensor] = self.tensor(f"{tensor}.grad", "grad", shape, view_of=over)
+        return self._grad[tensor], False
+
+    def share_grad(self, tensor: str, whole: str, channel: int | None = None) -> None:
+        """d(tensor) is the gradient tensor `whole`, or its channels from `channel` on: no op, no bytes."""
+        tensor = self.canonical(tensor)
+        if channel is None:
+            self._grad[tensor] = whole
+        else:
+            shape = (self.batch, *self.graph.shape(tensor))
+            self._grad[tensor] = self.tensor(f"{tensor}.grad", "grad", shape, view_of=whole, channel=channel)
+
+    def first_gradient_write(self, tensor: str, before: int) -> int:
+        """Highest node index below `before` whose backward writes d(tensor)'s bytes; -2 if none does."""
+        writers = [self.graph.nodes[c].index for c in self.consumers[tensor]]
+        if tensor != self.graph.input and self._rewrites(tensor):
+            writers.append(self.graph.nodes[tensor].index)
+        return max((i for i in writers if i < before), default=-2)
+
+    def last_gradient_read(self, tensor: str) -> int:
+        """Node index of the last backward op that reads d(tensor); -1 where its bytes are passed on further."""
+        if tensor == self.graph.input:
+            return len(self.graph.nodes)
+        return -1 if self._rewrites(tensor) else self.graph.nodes[tensor].index
+
+    def _rewrites(self, tensor: str) -> bool:
+        layer = self.graph.nodes[tensor].layer
+        return layer.overwrites_gradient or layer.passes_through or layer.kind in ("add", "concat")
+
+    # ---- ops
+
+    def emit(
+        self,
+        node: Node,
+        kind: str,
+        reads: Mapping[str, str],
+        writes: Mapping[str, str],
+        *,
+        attrs: Mapping[str, Any] | None = None,
+        accumulate: tuple[str, ...] = (),
+        phase: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Append an op of `node`; its name is "LAYER.WHAT" with WHAT the kind's second part."""
+        self.ops.append(
+            Op(
+                name or f"{node.name}.{kind.split('.', 1)[1]}",
+                kind,
+                node.name,
+                phase or self._phase,
+                dict(reads),
+                dict(writes),
+                dict(attrs or {}),
+                accumulate,
+            )
+        )
+
+    def emit_update(self, node: Node, suffix: str) -> None:
+        """Append the update op of a parameter, unless this part of an accumulated step has none."""
+        if self.mode in ("first", "middle"):
+            return
+        parameter = next(p for p in self.graph.parameters(node) if p.suffix == suffix)
+        weight = self.parameter(node, suffix)
+        decays = parameter.decay or self.update.decay_bias_and_norm
+        writes = {"w": weight}
+        if self.update.momentum:
+            writes["v"] = f"{weight}.momentum"
+        self.emit(
+            node,
+            "sgd.update",
+            {"dw": f"{weight}.grad", "step": STEP},
+            {**writes, "status": STEP},
+            attrs={
+                "momentum": self.update.momentum,
+                "nesterov": self.update.nesterov,
+                "weight_decay": self.update.weight_decay if decays else 0.0,
+            },
+            accumulate=(*writes, "status"),
+            phase="update",
+            name=f"{weight}.update",
+        )
+
+    def weight_gradient(self, node: Node, suffix: str) -> str:
+        """The dw tensor of a parameter."""
+        return f"{node.name}.{suffix}.grad"
+
+    def accumulates(self, *arguments: str) -> tuple[str, ...]:
+        """`arguments` (weight gradients among an op's writes) if this part of an accumulated step adds to them."""
+        return arguments if self.mode in ("middle", "last") else ()
+
+    # ---- the whole
+
+    def run(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Program:
+        """Emit every op and collect the Program."""
+        self._declare_step(mean, std)
+        for node in self.nodes:
+            for parameter in self.graph.parameters(node):
+                self._declare_parameter(node, parameter)
+        self._place_concats()
+        for node in self.nodes:
+            node.layer.forward(self, node)
+        if self.training:
+            self._phase = "backward"
+            for node in reversed(self.nodes):
+                node.layer.backward(self, node)
+        head = self.graph.loss
+        program = Program(
+            self.graph.name,
+            self.batch,
+            self.mode,
+            self.tensors,
+            tuple(self.ops),
+            tuple(self.persistent),
+            (STEP, IMAGES, LABELS),
+            (*self.fetches, STEP),
+            f"{head.name}.loss",
+            f"{head.name}.correct",
+        )
+        program.validate()
+        return program
+
+    def _declare_step(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self.persistent.append(self.tensor(STEP, "state", (STEP_BYTES,), dtype="uint8"))
+        images = self.tensor(IMAGES, "input", (self.batch, *self.graph.input_shape), dtype="uint8")
+        self.tensor(LABELS, "label", (self.batch,), dtype="int32")
+        data = self.tensor(self.graph.input, "act", (self.batch, *self.graph.input_shape))
+        attrs = {"mean": list(mean), "std": list(std)}
+        self.ops.append(
+            Op("data.normalize", "input.normalize", self.graph.input, "forward", {"x": images}, {"y": data}, attrs)
+        )
+
+    def _declare_parameter(self, node: Node, parameter: Parameter) -> None:
+        name = self.parameter(node, parameter.suffix)
+        role = "weight" if parameter.trainable else "state"
+        self.persistent.append(self.tensor(name, role, parameter.shape))
+        if not (parameter.trainable and self.training):
+            return
+        gradient = self.tensor(f"{name}.grad", "wgrad", parameter.shape)
+        if self.mode != "train":  # gradients live on between the parts of an accumulated step
+            self.persistent.append(gradient)
+        if self.update.momentum:
+            self.persistent.append(self.tensor(f"{name}.momentum", "state", parameter.shape))
+
+    def _place_concats(self) -> None:
+        """Let each branch of a concatenation write into its channels, if nothing else claims its bytes."""
+        for node in reversed(self.nodes):
+            if node.layer.kind != "concat":
+                continue
+            whole = self.output(node)
+            channel = 0
+            for tensor in node.inputs:
+                owner = self._owner(tensor, node)
+                if owner is not None:
+                    self._slot[owner] = (whole, channel)
+                channel += self.graph.shape(tensor)[0]
+
+    def _owner(self, tensor: str, node: Node) -> str | None:
+        """The graph tensor that will own the bytes of `tensor` (below in-place layers), if it may move into `node`."""
+        while tensor != self.graph.input and node.inputs.count(tensor) == 1 and tensor not in self._slot:
+            producer = self.graph.nodes[tensor]
+            if producer.layer.kind in ("concat",) or producer.layer.passes_through:
+                return None if tensor in self.tensors or producer.layer.passes_through else tensor
+            if producer.layer.kind in ("relu", "dropout", "add") and self._may_overwrite(producer.inputs[0], producer):
+                tensor, node = producer.inputs[0], producer
+                continue
+            return tensor
+        return None
+
+
+def lower(
+    graph: Graph,
+    batch: int,
+    mode: str = "train",
+    *,
+    update: Update | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    dtype: str = "float32",
+) -> Program:
+    """The Program of `graph` for `batch` images.
+
+    Args:
+        mode: "train" (a whole step), "eval" (forward only), or the parts of an accumulated step: "first" writes the
+            weight gradients, "middle" adds to them, "last" adds and updates.
+        mean, std: per channel, of pixel values scaled to 0..1; the images arrive as uint8.
+        dtype: "float32", or "float64" for gradient checks.
+    """
+    channels = graph.input_shape[0]
+    lowering = Lowering(graph, batch, mode, update or Update(), dtype)
+    return lowering.run(mean or (0.5,) * channels, std or (0.5,) * channels)
+
+

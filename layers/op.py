@@ -1,0 +1,154 @@
+"""Op and Program: kernel calls over named tensors in a fixed order, the only thing the memory planner reads.
+
+    for op in program.ops:
+        print(op.phase, op.kind, op.reads, "->", op.writes)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from vdnn.errors import ProgramError
+from vdnn.layers.tensor import TensorSpec
+
+PHASES = ("forward", "backward", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One kernel call.
+
+    Args:
+        name: unique in its Program, "conv1.wgrad".
+        kind: the kernel, "conv.wgrad"; a backend has one function per kind.
+        layer: the graph node it came from.
+        phase: "forward", "backward" or "update".
+        reads, writes: argument name of the kernel → tensor name. A tensor in both is updated in place.
+        attrs: constants of the call, JSON values only.
+        accumulate: argument names among `writes` whose old content is added to (and so is read too).
+    """
+
+    name: str
+    kind: str
+    layer: str
+    phase: str
+    reads: Mapping[str, str]
+    writes: Mapping[str, str]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    accumulate: tuple[str, ...] = ()
+
+    def inputs(self) -> tuple[str, ...]:
+        """Tensors whose present value the kernel uses, accumulated ones included, without repeats."""
+        return tuple(dict.fromkeys((*self.reads.values(), *(self.writes[a] for a in self.accumulate))))
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Ops in execution order over tensors.
+
+    Args:
+        batch: images per run (N).
+        mode: "train", "eval", or one part of an accumulated step: "first", "middle", "last".
+        tensors: every tensor by name; views name their storage in `view_of`.
+        ops: in the order in which they are to be computed. A read means the latest write before it in this order.
+        persistent: storages that keep their bytes from run to run (weights, momentum, statistics, the step state).
+        feeds: tensors that the host writes before the first op; fetches: tensors that the host reads after the last.
+        loss: the fetched per-image loss of the main head, shape (N,).
+        correct: the fetched per-image flag "the main head's first choice is the label", shape (N,).
+    """
+
+    name: str
+    batch: int
+    mode: str
+    tensors: Mapping[str, TensorSpec]
+    ops: tuple[Op, ...]
+    persistent: tuple[str, ...]
+    feeds: tuple[str, ...]
+    fetches: tuple[str, ...]
+    loss: str
+    correct: str
+
+    def storage(self, tensor: str) -> str:
+        """The storage that holds `tensor`'s bytes."""
+        return self.tensors[tensor].storage
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which `from_json` makes an equal Program."""
+        return {
+            "name": self.name,
+            "batch": self.batch,
+            "mode": self.mode,
+            "tensors": [asdict(spec) for spec in self.tensors.values()],
+            "ops": [
+                {
+                    "name": op.name,
+                    "kind": op.kind,
+                    "layer": op.layer,
+                    "phase": op.phase,
+                    "reads": dict(op.reads),
+                    "writes": dict(op.writes),
+                    "attrs": dict(op.attrs),
+                    "accumulate": list(op.accumulate),
+                }
+                for op in self.ops
+            ],
+            "persistent": list(self.persistent),
+            "feeds": list(self.feeds),
+            "fetches": list(self.fetches),
+            "loss": self.loss,
+            "correct": self.correct,
+        }
+
+    def digest(self) -> str:
+        """SHA-256 of the JSON form, hexadecimal: equal for equal programs, on every machine."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def validate(self) -> None:
+        """Raise ProgramError if an op reads a tensor never written, or one whose bytes another tensor has taken.
+
+        Channels are tracked one range at a time, so that the branches of a concatenation may fill one storage.
+        """
+        holder: dict[str, list[tuple[int, int, str]]] = {}  # storage → [first channel, end channel, tensor]
+
+        def span(name: str) -> tuple[int, int]:
+            spec = self.tensors[name]
+            root = self.tensors[spec.storage]
+            if spec.nbytes == root.nbytes:
+                return (0, root.shape[1] if len(root.shape) > 1 else 1)
+            return (spec.channel, spec.channel + spec.shape[1])
+
+        def write(name: str) -> None:
+            low, high = span(name)
+            parts = holder.get(self.storage(name), [])
+            left = [(a, min(b, low), t) for a, b, t in parts if a < low]
+            right = [(max(a, high), b, t) for a, b, t in parts if b > high]
+            holder[self.storage(name)] = [*left, (low, high, name), *right]
+
+        def held(name: str) -> bool:
+            low, high = span(name)
+            covered = 0
+            for a, b, t in holder.get(self.storage(name), []):
+                if a < high and b > low:
+                    # a whole may be read through the parts that fill it and a part through its whole;
+                    # another tensor of the same extent has replaced the value
+                    if t != name and self.tensors[t].nbytes == self.tensors[name].nbytes:
+                        return False
+                    covered += min(b, high) - max(a, low)
+            return covered == high - low
+
+        for name in (*self.persistent, *self.feeds):
+            write(name)
+        for op in self.ops:
+            for name in op.inputs():
+                if name not in self.tensors:
+                    raise ProgramError(f"op '{op.name}' reads unknown tensor '{name}'")
+                if not held(name):
+                    raise ProgramError(f"op '{op.name}' reads '{name}', whose bytes hold another value by then")
+            for name in op.writes.values():
+                write(name)
+

@@ -1,0 +1,47 @@
+"""Rectified linear unit: y = max(x, 0), in place where no backward op needs x.
+
+    graph.add("relu1", Relu(), "conv1")
+
+Backward reads y, not x: dx = dy where y > 0, else 0. It is written over dy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vdnn.layers.base import Layer, one_input
+from vdnn.layers.tensor import Shape
+
+if TYPE_CHECKING:
+    from vdnn.layers.graph import Node
+    from vdnn.layers.lower import Lowering
+
+
+@dataclass(frozen=True)
+class Relu(Layer):
+    """No parameters; any shape."""
+
+    kind = "relu"
+
+    @property
+    def needs_output(self) -> bool:
+        return True
+
+    @property
+    def overwrites_gradient(self) -> bool:
+        return True
+
+    def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
+        return one_input(name, inputs)
+
+    def forward(self, low: Lowering, node: Node) -> None:
+        x = node.inputs[0]
+        low.emit(node, "relu.forward", {"x": low.value(x)}, {"y": low.output(node, over=x)})
+
+    def backward(self, low: Lowering, node: Node) -> None:
+        x, dy = node.inputs[0], low.grad(node.name)
+        if low.requires_grad(x):
+            dx, adds = low.contribute(x, over=dy)
+            reads = {"y": low.value(node.name), "dy": dy}
+            low.emit(node, "relu.backward", reads, {"dx": dx}, accumulate=("dx",) if adds else ())

@@ -1,0 +1,63 @@
+"""Softmax and cross-entropy in one, with label smoothing; also says whether the first choice is right.
+
+    graph.add("loss", SoftmaxLoss(label_smoothing=0.1), "fc8")
+
+probs[n,k] = exp(x[n,k]) / sum exp; loss[n] = -sum over k of t[n,k] * log probs[n,k], with
+t = (1 - label_smoothing) * one_hot(label) + label_smoothing / K. Backward: dx = (probs - t) * weight * gradient_scale,
+where gradient_scale (in the step state) is 1 / images in the whole step. `weight` is that of an auxiliary head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vdnn.errors import ShapeError
+from vdnn.layers.base import Layer, one_input
+from vdnn.layers.lower import LABELS, STEP
+from vdnn.layers.tensor import Shape
+
+if TYPE_CHECKING:
+    from vdnn.layers.graph import Node
+    from vdnn.layers.lower import Lowering
+
+
+@dataclass(frozen=True)
+class SoftmaxLoss(Layer):
+    """The end of a network, or of one head of it."""
+
+    label_smoothing: float = 0.0
+    weight: float = 1.0
+
+    kind = "softmax_loss"
+
+    def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
+        shape = one_input(name, inputs)
+        if len(shape) != 1:
+            raise ShapeError(name, "x", expected="a vector (K,); add a Flatten layer before", got=str(shape))
+        if not 0 <= self.label_smoothing < 1:
+            raise ShapeError(name, "y", expected="label_smoothing from 0 to below 1", got=str(self.label_smoothing))
+        return ()
+
+    def forward(self, low: Lowering, node: Node) -> None:
+        x = node.inputs[0]
+        classes = low.graph.shape(x)[0]
+        if classes != low.graph.classes:
+            raise ShapeError(node.name, "x", expected=f"one score for each of {low.graph.classes} classes", got=str(classes))
+        writes = {
+            "probs": low.tensor(f"{node.name}.probs", "act", (low.batch, classes)),
+            "loss": low.tensor(f"{node.name}.loss", "loss", (low.batch,)),
+            "correct": low.tensor(f"{node.name}.correct", "loss", (low.batch,), dtype="uint8"),
+        }
+        low.fetches.extend((writes["loss"], writes["correct"]))
+        reads = {"x": low.value(x), "labels": LABELS}
+        low.emit(node, "softmax_loss.forward", reads, writes, attrs={"label_smoothing": self.label_smoothing})
+
+    def backward(self, low: Lowering, node: Node) -> None:
+        x = node.inputs[0]
+        if low.requires_grad(x):
+            dx, adds = low.contribute(x)
+            reads = {"probs": f"{node.name}.probs", "labels": LABELS, "step": STEP}
+            attrs = {"label_smoothing": self.label_smoothing, "weight": self.weight}
+            accumulate = ("dx",) if adds else ()
+            low.emit(node, "softmax_loss.backward", reads, {"dx": dx}, attrs=attrs, accumulate=accumulate)

@@ -1,0 +1,64 @@
+"""What a policy decided: which storages are offloaded, which algorithm each convolution uses, how bytes are shared.
+
+    decisions = Decisions(policy="all", offload=("data", "conv1"), algorithms={"conv1.forward": Algorithm("GEMM", 0)})
+
+No offsets here: places are the planner's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """The chosen candidate of one op."""
+
+    name: str
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The outcome of a policy.
+
+    Args:
+        policy: its name, for people.
+        offload: storages that leave for the host after their last reader in forward. All others stay while they are
+            needed, and go as soon as no later op reads them.
+        algorithms: chosen candidate by op name, for the ops that have more than one.
+        allocation: "layer": bytes are held from first to last use; "network": as a framework without liveness,
+            every feature map for the whole step, gradients in the fewest buffers of the largest size, one workspace.
+        join: "reuse": a stream waits for another when it needs its data or its bytes; "layer": as in the vDNN paper,
+            both streams also meet at the end of every layer that has a copy.
+        prefetch_bytes: how many bytes may lie fetched and unused while another prefetch starts; None for the largest
+            offloaded storage. 0 fetches each storage just before its first reader.
+        notes: sentences for the report: why this, what was given up.
+    """
+
+    policy: str
+    offload: tuple[str, ...] = ()
+    algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
+    allocation: str = "layer"
+    join: str = "reuse"
+    prefetch_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which `from_json` makes equal decisions."""
+        return asdict(self) | {"offload": list(self.offload), "notes": list(self.notes)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Decisions:
+        """The decisions that `to_json` described."""
+        algorithms = {op: Algorithm(**a) for op, a in data["algorithms"].items()}
+        rest = {"offload": tuple(data["offload"]), "notes": tuple(data["notes"]), "algorithms": algorithms}
+        return cls(**{**data, **rest})
+
+    def digest(self) -> str:
+        """SHA-256 of the JSON form, hexadecimal."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,75 @@
+"""The one interface between a plan and a machine: about ten methods, no policy and no plan in it.
+
+    backend.open(plan.slab_bytes, plan.host_bytes)
+    y = backend.view(program.tensors["relu1"], program.tensors["conv1"], offset)
+    backend.launch(op, {"x": x, "y": y}, "compute")
+
+Everything is asynchronous on the named stream ("compute", "out", "in") until `sync`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from vdnn.layers.op import Op, Program
+from vdnn.layers.tensor import TensorSpec
+from vdnn.memory.costs import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a backend can do: whether it computes data at all, whether its clock is modelled, the words for people."""
+
+    name: str
+    has_data: bool
+    simulated: bool
+    description: str
+
+
+class Backend(Protocol):
+    """A machine that runs steps. View is the backend's own array type."""
+
+    caps: Caps
+
+    def open(self, slab_bytes: int, host_bytes: int) -> None:
+        """Take the device slab and the host slab, at once and whole; later calls raise."""
+
+    def view(self, spec: TensorSpec, root: TensorSpec, offset: int) -> Any:
+        """The array of `spec`, whose storage `root` begins at `offset` of the slab; a channel view is strided."""
+
+    def launch(self, op: Op, arrays: Mapping[str, Any], stream: str) -> None:
+        """Run the kernel of op.kind with its reads and writes by argument name."""
+
+    def copy_out(self, offset: int, host_offset: int, nbytes: int, stream: str) -> None:
+        """Slab bytes to host slab bytes."""
+
+    def copy_in(self, offset: int, host_offset: int, nbytes: int, stream: str) -> None:
+        """Host slab bytes to slab bytes."""
+
+    def record(self, event: int, stream: str) -> None:
+        """Mark a point of `stream`."""
+
+    def wait(self, event: int, stream: str) -> None:
+        """Hold `stream` until the latest `record` of `event` is reached."""
+
+    def feed(self, array: Any, value: NDArray[Any], stream: str) -> None:
+        """Write `array` from host memory. `value` stays untouched until sync."""
+
+    def fetch(self, array: Any, out: NDArray[Any], stream: str) -> None:
+        """Read `array` into host memory `out`, valid after sync."""
+
+    def freed(self, offset: int, nbytes: int, stream: str) -> None:
+        """These bytes hold nothing any more (a debug mode poisons them)."""
+
+    def sync(self) -> None:
+        """Wait for all streams; raises what a kernel raised."""
+
+    def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
+        """The algorithms for `op` with their workspaces; times are estimates unless measured."""
+
+    def close(self) -> None:
+        """Give everything back. A second call does nothing."""
