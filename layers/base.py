@@ -28,7 +28,8 @@ class Parameter:
     Args:
         suffix: name within the layer: "weight", "bias", "running_mean".
         shape: as stored, (K, C/groups, R, S) for filters.
-        init: "kaiming" (normal, std sqrt(2 / fan_in)), "xavier" (uniform), "normal:STD", "zeros" or "ones".
+        init: "kaiming" (normal, std sqrt(2 / fan_in)), "kaiming_fan_out" (std sqrt(2 / fan_out), fan_out = K*R*S),
+            "xavier" (uniform), "normal:STD", "zeros" or "ones".
         trainable: False for statistics, which the layer itself updates.
         decay: whether weight decay applies when biases and norms are left out of it.
     """

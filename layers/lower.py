@@ -103,20 +103,20 @@ class Lowering:
         return f"{node.name}.{suffix}"
 
     def _may_overwrite(self, tensor: str, node: Node) -> bool:
-        if tensor == self.graph.input or len(self.consumers[tensor]) != 1 or node.inputs.count(tensor) != 1:
-            return False
-        return not self._output_needed(tensor)
+        return node.inputs.count(tensor) == 1 and not self._read_elsewhere(tensor)
 
-    def _output_needed(self, tensor: str) -> bool:
-        """Whether a backward op reads the value of `tensor` as its producer's output."""
-        if not self.training:
-            return tensor == self.graph.input
-        if tensor == self.graph.input:
+    def _read_elsewhere(self, tensor: str) -> bool:
+        """Whether more than one consumer reads the bytes of `tensor`: another one, or a backward op of its producer."""
+        if tensor == self.graph.input or len(self.consumers[tensor]) != 1:
             return True
         node = self.graph.nodes[tensor]
-        if node.layer.kind == "concat" or node.layer.passes_through:
-            return any(len(self.consumers[t]) > 1 or self._output_needed(t) for t in node.inputs)
-        return node.layer.needs_output
+        if node.layer.kind == "concat" or self._is_alias(node):
+            return any(self._read_elsewhere(t) for t in node.inputs)
+        return self.training and node.layer.needs_output
+
+    def _is_alias(self, node: Node) -> bool:
+        """Whether y of `node` is its input's own tensor."""
+        return node.layer.passes_through or (node.layer.kind == "dropout" and not self.training)
 
     # ---- gradients
 
@@ -162,10 +162,18 @@ class Lowering:
 
     def first_gradient_write(self, tensor: str, before: int) -> int:
         """Highest node index below `before` whose backward writes d(tensor)'s bytes; -2 if none does."""
-        writers = [self.graph.nodes[c].index for c in self.consumers[tensor]]
+        writers = self._contributors(tensor)
         if tensor != self.graph.input and self._rewrites(tensor):
             writers.append(self.graph.nodes[tensor].index)
         return max((i for i in writers if i < before), default=-2)
+
+    def _contributors(self, tensor: str) -> list[int]:
+        """Indices of the nodes whose backward adds to d(tensor), also those that read it through a flatten layer."""
+        found = []
+        for consumer in self.consumers[tensor]:
+            node = self.graph.nodes[consumer]
+            found.extend(self._contributors(consumer) if node.layer.passes_through else [node.index])
+        return found
 
     def last_gradient_read(self, tensor: str) -> int:
         """Node index of the last backward op that reads d(tensor); -1 where its bytes are passed on further."""
@@ -252,7 +260,8 @@ class Lowering:
         if self.training:
             self._phase = "backward"
             for node in reversed(self.nodes):
-                node.layer.backward(self, node)
+                if self.requires_grad(node.name):
+                    node.layer.backward(self, node)
         head = self.graph.loss
         program = Program(
             self.graph.name,

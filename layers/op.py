@@ -114,6 +114,7 @@ class Program:
         Channels are tracked one range at a time, so that the branches of a concatenation may fill one storage.
         """
         holder: dict[str, list[tuple[int, int, str]]] = {}  # storage → [first channel, end channel, tensor]
+        written: set[str] = set()  # the others, wholes and parts, are read through the tensors that fill them
 
         def span(name: str) -> tuple[int, int]:
             spec = self.tensors[name]
@@ -123,6 +124,7 @@ class Program:
             return (spec.channel, spec.channel + spec.shape[1])
 
         def write(name: str) -> None:
+            written.add(name)
             low, high = span(name)
             parts = holder.get(self.storage(name), [])
             left = [(a, min(b, low), t) for a, b, t in parts if a < low]
@@ -134,9 +136,8 @@ class Program:
             covered = 0
             for a, b, t in holder.get(self.storage(name), []):
                 if a < high and b > low:
-                    # a whole may be read through the parts that fill it and a part through its whole;
-                    # another tensor of the same extent has replaced the value
-                    if t != name and self.tensors[t].nbytes == self.tensors[name].nbytes:
+                    # another tensor has replaced the value, or one of the same extent that of the parts
+                    if t != name and (name in written or self.tensors[t].nbytes == self.tensors[name].nbytes):
                         return False
                     covered += min(b, high) - max(a, low)
             return covered == high - low

@@ -1,0 +1,68 @@
+"""When each storage is used: the first and last op that touch it, and where forward ends and backward begins for it.
+
+    uses = storage_uses(program)
+    uses["conv1"].forward_last, uses["conv1"].backward_first
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vdnn.layers.op import Program
+from vdnn.memory.plan import align
+
+BEFORE_FIRST_OP = -1
+
+
+@dataclass(slots=True)
+class Uses:
+    """Uses of one storage that is not persistent; positions are op indices.
+
+    Args:
+        nbytes: aligned.
+        first, last: of all uses; a feed is used at -1, a fetch at len(ops).
+        forward_last: last use by a forward op; None if there is none.
+        backward_first: first use by a backward or update op; None if forward is all.
+    """
+
+    storage: str
+    nbytes: int
+    first: int
+    last: int
+    forward_last: int | None = None
+    backward_first: int | None = None
+    ops: list[int] = field(default_factory=list)
+
+
+def storage_uses(program: Program) -> dict[str, Uses]:
+    """Uses by storage name, in order of first use."""
+    persistent = set(program.persistent)
+    found: dict[str, Uses] = {}
+
+    def touch(tensor: str, position: int) -> Uses | None:
+        storage = program.tensors[tensor].storage
+        if storage in persistent:
+            return None
+        uses = found.get(storage)
+        if uses is None:
+            nbytes = align(program.tensors[storage].nbytes)
+            uses = found[storage] = Uses(storage, nbytes, position, position)
+        uses.last = position
+        return uses
+
+    for tensor in program.feeds:
+        touch(tensor, BEFORE_FIRST_OP)
+    for i, op in enumerate(program.ops):
+        for tensor in (*op.reads.values(), *op.writes.values()):
+            uses = touch(tensor, i)
+            if uses is None:
+                continue
+            if not uses.ops or uses.ops[-1] != i:
+                uses.ops.append(i)
+            if op.phase == "forward":
+                uses.forward_last = i
+            elif uses.backward_first is None:
+                uses.backward_first = i
+    for tensor in program.fetches:
+        touch(tensor, len(program.ops))
+    return found

@@ -1,0 +1,108 @@
+"""Program, Decisions and a budget to a Plan: schedule, place, synchronise.
+
+    plan = plan_program(program, decisions, budget_bytes=12 * GIB)
+    plan.slab_bytes <= 12 * GIB
+
+Plans that share a slab are given the same `persistent` places. BudgetError if the plan does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vdnn.errors import BudgetError
+from vdnn.layers.op import Program
+from vdnn.memory.decisions import Decisions
+from vdnn.memory.network_wide import network_wide_offsets
+from vdnn.memory.offsets import Block, place
+from vdnn.memory.passes import apply_decisions
+from vdnn.memory.plan import Alloc, Plan, align
+from vdnn.memory.schedule import Action, Schedule, make_schedule
+from vdnn.memory.sync import synchronise
+from vdnn.units import format_bytes
+
+ROUNDS = 4
+"""Tries at making room for fragmentation by postponing prefetches before a plan is called too large."""
+
+
+def persistent_places(program: Program) -> tuple[dict[str, int], int]:
+    """Offsets of the persistent storages, in the program's order, and the end of their section."""
+    places: dict[str, int] = {}
+    end = 0
+    for name in program.persistent:
+        places[name] = end
+        end += align(program.tensors[name].nbytes)
+    return places, end
+
+
+def plan_program(
+    program: Program,
+    decisions: Decisions,
+    budget_bytes: int | None = None,
+    persistent: Mapping[str, int] | None = None,
+    persistent_bytes: int | None = None,
+) -> Plan:
+    """Plan `program`, as `lower` made it, under `decisions`.
+
+    Args:
+        budget_bytes: most bytes of the slab; None for as many as it takes.
+        persistent, persistent_bytes: places given by another plan of the same slab; by default the program's own.
+    """
+    if persistent is None or persistent_bytes is None:
+        persistent, persistent_bytes = persistent_places(program)
+    planned = apply_decisions(program, decisions)
+    room = None if budget_bytes is None else budget_bytes - persistent_bytes
+    schedule, offsets, height = _fit(planned, decisions, room)
+    if budget_bytes is not None and persistent_bytes + height > budget_bytes:
+        needed = persistent_bytes + height
+        raise BudgetError(
+            f"policy '{decisions.policy}' needs {format_bytes(needed)} ({needed:,} bytes) on the device at layer "
+            f"'{schedule.peak_layer}', budget {format_bytes(budget_bytes)} ({budget_bytes:,} bytes)",
+            layer=schedule.peak_layer,
+            needed_bytes=needed,
+            budget_bytes=budget_bytes,
+            smallest_bytes=None,
+        )
+    actions = _placed(schedule, offsets, persistent_bytes)
+    ops = {op.name: op for op in planned.ops}
+    return Plan(
+        planned.name,
+        planned.batch,
+        planned.mode,
+        planned.digest(),
+        decisions.digest(),
+        dict(persistent),
+        persistent_bytes,
+        persistent_bytes + height,
+        schedule.host_bytes,
+        synchronise(actions, ops, planned.storage),
+    )
+
+
+def _fit(planned: Program, decisions: Decisions, room: int | None) -> tuple[Schedule, list[int], int]:
+    """A schedule and placement within `room` bytes if one is found, else the smallest."""
+    target = room
+    best: tuple[Schedule, list[int], int] | None = None
+    for _ in range(ROUNDS):
+        schedule = make_schedule(planned, decisions, target)
+        if decisions.allocation == "network":
+            offsets, height = network_wide_offsets(planned, schedule)
+        else:
+            offsets, height = place([Block(stay.start, stay.end, stay.nbytes) for stay in schedule.residencies])
+        if best is None or height < best[2]:
+            best = schedule, offsets, height
+        if target is None or room is None or height <= room:
+            break
+        # fragmentation took more than there is: schedule again for what was lost
+        target -= height - room
+    return best  # type: ignore[return-value]
+
+
+def _placed(schedule: Schedule, offsets: list[int], base: int) -> tuple[Action, ...]:
+    ranks = iter(offsets)
+    return tuple(
+        action._replace(offset=base + next(ranks)) if isinstance(action, Alloc) else action
+        for action in schedule.actions
+    )
+
+

@@ -1,0 +1,240 @@
+"""Policies: pure functions from a Program, a CostTable and a Budget to Decisions.
+
+    decisions, plan = make_plan(program, costs, "dyn", Budget(device_bytes=12 * GIB))
+
+| policy | what leaves for the host | bytes |
+| base   | nothing | network-wide allocation, the vDNN paper's baseline |
+| none   | nothing | from first to last use |
+| all    | the input of every layer that extracts features, if backward reads it again | from first to last use |
+| conv   | the input of every convolution | from first to last use |
+| dyn    | the paper's search (MICRO'16, section III-C): the fastest choice that fits | from first to last use |
+
+Inputs of fully connected layers never leave. A new policy is one function and one row in POLICIES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from vdnn.errors import BudgetError
+from vdnn.layers.op import Program
+from vdnn.memory.costs import Candidate, CostTable
+from vdnn.memory.decisions import Algorithm, Decisions
+from vdnn.memory.liveness import storage_uses
+from vdnn.memory.plan import Plan
+from vdnn.memory.planner import persistent_places, plan_program
+from vdnn.memory.schedule import live_bytes
+from vdnn.units import format_bytes
+
+MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL = "memory-optimal", "performance-optimal"
+FEATURE_KINDS = ("conv", "pool", "lrn", "batchnorm")
+"""Layers whose input backward may read again; ReLU works in place and reads its output, sums read nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a plan may use, and the choices that the user made for every policy.
+
+    Args:
+        device_bytes, host_bytes: limits of the two slabs; None for no limit.
+        workspace_bytes: most workspace of any one op.
+        algorithms: "memory-optimal" (least workspace) or "performance-optimal" (fastest).
+        join, prefetch_bytes: as in Decisions.
+    """
+
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    workspace_bytes: int | None = None
+    algorithms: str = PERFORMANCE_OPTIMAL
+    join: str = "reuse"
+    prefetch_bytes: int | None = None
+
+
+Policy = Callable[[Program, CostTable, Budget], Decisions]
+
+
+def offloadable(program: Program, kinds: Iterable[str]) -> tuple[str, ...]:
+    """Storages read in forward by layers of these `kinds` and again in backward, in forward order.
+
+    A map that only the classifier reads is not among them.
+    """
+    uses = storage_uses(program)
+    wanted = set(kinds)
+    found: dict[str, None] = {}
+    for op in program.ops:
+        if op.phase != "forward" or op.kind.split(".")[0] not in wanted:
+            continue
+        for tensor in op.reads.values():
+            storage = program.storage(tensor)
+            use = uses.get(storage)
+            if use is not None and use.backward_first is not None and program.tensors[storage].role == "act":
+                found[storage] = None
+    return tuple(found)
+
+
+def choose(program: Program, pick: Callable[[str], Candidate]) -> dict[str, Algorithm]:
+    """The picked candidate of every op that takes an algorithm (convolutions)."""
+    picked = {op.name: pick(op.name) for op in program.ops if op.kind.startswith("conv.") and op.kind != "conv.bgrad"}
+    return {name: Algorithm(c.algorithm, c.workspace_bytes) for name, c in picked.items()}
+
+
+def base(program: Program, costs: CostTable, budget: Budget) -> Decisions:
+    """Nothing moves and nothing is reused but gradient buffers: the baseline."""
+    return replace(_static("base", program, costs, budget, ()), allocation="network")
+
+
+def none(program: Program, costs: CostTable, budget: Budget) -> Decisions:
+    """Layer-wise allocation without offloading."""
+    return _static("none", program, costs, budget, ())
+
+
+def conv(program: Program, costs: CostTable, budget: Budget) -> Decisions:
+    """Offload the inputs of convolutions."""
+    return _static("conv", program, costs, budget, offloadable(program, ("conv",)))
+
+
+def all_(program: Program, costs: CostTable, budget: Budget) -> Decisions:
+    """Offload the inputs of all feature-extraction layers."""
+    return _static("all", program, costs, budget, offloadable(program, FEATURE_KINDS))
+
+
+def dyn(program: Program, costs: CostTable, budget: Budget) -> Decisions:
+    """The first of none, conv, all with the fastest algorithms that fits; then conv and all with slower ones.
+
+    MICRO'16, section III-C: first all(m) must fit at all, then the candidates are tried from the fastest; last, layers
+    whose fastest algorithm would overflow the budget step down to a smaller one, greedily.
+    """
+    fast = replace(budget, algorithms=PERFORMANCE_OPTIMAL)
+    tried: list[str] = []
+    for policy in (none, conv, all_):
+        decisions = policy(program, costs, fast)
+        if _fits(program, decisions, budget):
+            return replace(decisions, policy="dyn", notes=(_story(decisions.policy, "the fastest algorithms", tried),))
+        tried.append(f"{decisions.policy} with the fastest algorithms")
+    for policy in (conv, all_):
+        stepped = _step_down(program, costs, budget, policy(program, costs, fast))
+        if stepped is not None:
+            return replace(stepped, policy="dyn", notes=(_story(stepped.policy, "algorithms chosen to fit", tried),))
+        tried.append(f"{policy.__name__.strip('_')} with algorithms chosen to fit")
+    last = all_(program, costs, replace(budget, algorithms=MEMORY_OPTIMAL))
+    return replace(last, policy="dyn", notes=(_story("all", "memory-optimal algorithms", tried),))
+
+
+POLICIES: Mapping[str, Policy] = {"base": base, "none": none, "all": all_, "conv": conv, "dyn": dyn}
+
+
+def make_plan(
+    program: Program,
+    costs: CostTable,
+    policy: str,
+    budget: Budget,
+    persistent: tuple[Mapping[str, int], int] | None = None,
+) -> tuple[Decisions, Plan]:
+    """Decide and plan; a BudgetError says the smallest budget of this policy and of the smallest one.
+
+    Args:
+        persistent: places and end of the persistent section, given by another plan of the same slab.
+    """
+    decisions = POLICIES[policy](program, costs, budget)
+    places, end = persistent if persistent is not None else persistent_places(program)
+    try:
+        plan = plan_program(program, decisions, budget.device_bytes, places, end)
+    except BudgetError as error:
+        raise _explained(error, program, costs, policy, decisions, budget, (places, end)) from None
+    if budget.host_bytes is not None and plan.host_bytes > budget.host_bytes:
+        raise BudgetError(
+            f"policy '{policy}' offloads {format_bytes(plan.host_bytes)} ({plan.host_bytes:,} bytes) to host memory, "
+            f"host limit {format_bytes(budget.host_bytes)} ({budget.host_bytes:,} bytes); raise the host limit, or use "
+            "policy 'conv' or 'none'",
+            layer=program.name,
+            needed_bytes=plan.host_bytes,
+            budget_bytes=budget.host_bytes,
+            smallest_bytes=plan.host_bytes,
+        )
+    return decisions, plan
+
+
+def smallest_budget(
+    program: Program,
+    costs: CostTable,
+    decisions: Decisions | None = None,
+    persistent: tuple[Mapping[str, int], int] | None = None,
+) -> int:
+    """Bytes of the smallest device budget under `decisions`, by default under all with memory-optimal algorithms."""
+    if decisions is None:
+        decisions = all_(program, costs, Budget(algorithms=MEMORY_OPTIMAL))
+    places, end = persistent if persistent is not None else persistent_places(program)
+    return plan_program(program, replace(decisions, prefetch_bytes=0), None, places, end).slab_bytes
+
+
+def _static(name: str, program: Program, costs: CostTable, budget: Budget, offload: tuple[str, ...]) -> Decisions:
+    if budget.algorithms == MEMORY_OPTIMAL:
+        algorithms = choose(program, costs.smallest)
+    else:
+        algorithms = choose(program, lambda op: costs.fastest(op, budget.workspace_bytes))
+    prefetch = budget.prefetch_bytes
+    if prefetch is None and budget.device_bytes is not None and offload:
+        # with a stated limit, early fetches may use whatever room it leaves (`make_schedule` sees to that)
+        prefetch = 2 * max(program.tensors[storage].nbytes for storage in offload)
+    return Decisions(name, offload, algorithms, join=budget.join, prefetch_bytes=prefetch)
+
+
+def _fits(program: Program, decisions: Decisions, budget: Budget) -> bool:
+    try:
+        plan = plan_program(program, decisions, budget.device_bytes)
+    except BudgetError:
+        return False
+    return budget.host_bytes is None or plan.host_bytes <= budget.host_bytes
+
+
+def _step_down(program: Program, costs: CostTable, budget: Budget, decisions: Decisions) -> Decisions | None:
+    """`decisions` with, for every convolution, the fastest algorithm whose workspace fits beside what is live then."""
+    if budget.device_bytes is None:
+        return None
+    live = live_bytes(program, decisions.offload)
+    position = {op.name: i for i, op in enumerate(program.ops)}
+    room = budget.device_bytes - persistent_places(program)[1]
+    for _ in range(4):
+        limit = room
+
+        def pick(op: str, limit: int = limit) -> Candidate:
+            most = limit - live[position[op]]
+            return costs.fastest(op, most if budget.workspace_bytes is None else min(most, budget.workspace_bytes))
+
+        stepped = replace(decisions, algorithms=choose(program, pick))
+        try:
+            plan = plan_program(program, stepped, budget.device_bytes)
+        except BudgetError as error:
+            room -= error.needed_bytes - budget.device_bytes
+            continue
+        return stepped if budget.host_bytes is None or plan.host_bytes <= budget.host_bytes else None
+    return None
+
+
+def _story(chosen: str, how: str, tried: list[str]) -> str:
+    before = f"; did not fit: {', '.join(tried)}" if tried else ""
+    return f"dyn took '{chosen}' with {how}{before}"
+
+
+def _explained(
+    error: BudgetError,
+    program: Program,
+    costs: CostTable,
+    policy: str,
+    decisions: Decisions,
+    budget: Budget,
+    persistent: tuple[Mapping[str, int], int],
+) -> BudgetError:
+    own = smallest_budget(program, costs, decisions, persistent)
+    least = smallest_budget(program, costs, None, persistent)
+    advice = f"smallest budget that works with policy '{policy}' and these algorithms: {format_bytes(own)} ({own:,} bytes)"
+    if least < own:
+        advice += f"; with --policy all --algorithms memory-optimal (or dyn): {format_bytes(least)} ({least:,} bytes)"
+    return BudgetError(
+        f"{error}; {advice}, at batch size {program.batch}",
+        layer=error.layer,
+        needed_bytes=error.needed_bytes,
+        budget_bytes=error.budget_bytes,
+        smallest_bytes=min(own, least),
+    )

@@ -1,0 +1,110 @@
+"""The executor: a loop over the steps of a plan, the same for every backend.
+
+    executor = Executor(backend, plan, program)
+    outputs = executor.run({"images": images, "labels": labels, "step": record})
+
+It knows no policy, no layer kind and no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vdnn.errors import PlanError
+from vdnn.layers.op import Op, Program
+from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Record, Step, Wait
+from vdnn.memory.pool import Pool
+from vdnn.runtime.backend import Backend
+
+Inspect = Callable[[Op, Mapping[str, Any]], None]
+_NUMPY = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8, "int32": np.int32}
+
+
+class Executor:
+    """Runs `plan` of `program` (with algorithms) on an open backend, as often as asked.
+
+    Args:
+        inspect: called after every launch, when it is complete, with the op and its arrays: for debugging.
+    """
+
+    def __init__(self, backend: Backend, plan: Plan, program: Program, inspect: Inspect | None = None):
+        self.backend, self.plan, self.program, self.inspect = backend, plan, program, inspect
+        self.pool = Pool(program.tensors, plan.persistent, backend.view)
+        self._ops = {op.name: op for op in program.ops}
+        self._host: dict[str, int] = {}
+        self._feeds: Mapping[str, NDArray[Any]] = {}
+        self._fetched: dict[str, NDArray[Any]] = {}
+        self._run: dict[type[Step], Callable[[Any], None]] = {
+            Alloc: self._alloc,
+            Free: self._free,
+            Launch: self._launch,
+            CopyOut: self._copy_out,
+            CopyIn: self._copy_in,
+            Record: self._record,
+            Wait: self._wait,
+            Feed: self._feed,
+            Fetch: self._fetch,
+        }
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run all steps and join the streams.
+
+        Args:
+            feeds: an array for every tensor of `program.feeds`, of its shape and dtype.
+
+        Returns: an array for every tensor of `program.fetches`.
+        """
+        for name in self.program.feeds:
+            spec = self.program.tensors[name]
+            got = feeds.get(name)
+            if got is None or got.shape != spec.shape or got.dtype != _NUMPY[spec.dtype]:
+                found = "nothing" if got is None else f"{got.shape} {got.dtype}"
+                raise PlanError(f"feed '{name}': expected {spec.shape} {spec.dtype}, got {found}")
+        self._feeds, self._fetched = feeds, {}
+        for step in self.plan.steps:
+            self._run[type(step)](step)
+        self.backend.sync()
+        return self._fetched
+
+    def _alloc(self, step: Alloc) -> None:
+        self.pool.alloc(step.storage, step.offset, step.nbytes)
+
+    def _free(self, step: Free) -> None:
+        offset, nbytes = self.pool.free(step.storage)
+        self.backend.freed(offset, nbytes, step.stream)
+
+    def _launch(self, step: Launch) -> None:
+        op = self._ops[step.op]
+        arrays = {arg: self.pool.view(tensor) for arg, tensor in (*op.reads.items(), *op.writes.items())}
+        self.backend.launch(op, arrays, step.stream)
+        if self.inspect is not None:
+            self.backend.sync()
+            self.inspect(op, arrays)
+
+    def _copy_out(self, step: CopyOut) -> None:
+        offset, nbytes = self.pool.place(step.storage)
+        self._host[step.storage] = step.host_offset
+        self.backend.copy_out(offset, step.host_offset, nbytes, step.stream)
+
+    def _copy_in(self, step: CopyIn) -> None:
+        offset, nbytes = self.pool.place(step.storage)
+        self.backend.copy_in(offset, self._host[step.storage], nbytes, step.stream)
+
+    def _record(self, step: Record) -> None:
+        self.backend.record(step.event, step.stream)
+
+    def _wait(self, step: Wait) -> None:
+        self.backend.wait(step.event, step.stream)
+
+    def _feed(self, step: Feed) -> None:
+        self.backend.feed(self.pool.view(step.tensor), self._feeds[step.tensor], step.stream)
+
+    def _fetch(self, step: Fetch) -> None:
+        spec = self.program.tensors[step.tensor]
+        out = np.zeros(spec.shape, _NUMPY[spec.dtype])
+        self._fetched[step.tensor] = out
+        self.backend.fetch(self.pool.view(step.tensor), out, step.stream)
