@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vdnn.errors import ShapeError
 from vdnn.layers.base import Parameter
 from vdnn.layers.graph import Graph, Node
 from vdnn.layers.op import Op, Program
@@ -43,7 +44,11 @@ class Lowering:
     def __init__(self, graph: Graph, batch: int, mode: str, update: Update, dtype: str):
         self.graph, self.batch, self.mode, self.update, self.dtype = graph, batch, mode, update, dtype
         self.training = mode != "eval"
-        kept = set(graph.nodes) if self.training else graph.ancestors(graph.loss.name)
+        self.head = graph.loss
+        for tensor, consumers in graph.consumers.items():
+            if not consumers and graph.shape(tensor):
+                raise ShapeError(tensor, "y", expected="a later layer that reads it, up to a loss", got="none")
+        kept = set(graph.nodes) if self.training else graph.ancestors(self.head.name)
         self.nodes = [node for node in graph.nodes.values() if node.name in kept]
         self.consumers = {t: [c for c in names if c in kept] for t, names in graph.consumers.items()}
         self.tensors: dict[str, TensorSpec] = {}
@@ -262,7 +267,6 @@ class Lowering:
             for node in reversed(self.nodes):
                 if self.requires_grad(node.name):
                     node.layer.backward(self, node)
-        head = self.graph.loss
         program = Program(
             self.graph.name,
             self.batch,
@@ -272,8 +276,8 @@ class Lowering:
             tuple(self.persistent),
             (STEP, IMAGES, LABELS),
             (*self.fetches, STEP),
-            f"{head.name}.loss",
-            f"{head.name}.correct",
+            f"{self.head.name}.loss",
+            f"{self.head.name}.correct",
         )
         program.validate()
         return program
@@ -315,11 +319,12 @@ class Lowering:
 
     def _owner(self, tensor: str, node: Node) -> str | None:
         """The graph tensor that will own the bytes of `tensor` (below in-place layers), if it may move into `node`."""
+        in_place = ("relu", "dropout", "add") if self.training else ("relu", "dropout", "add", "batchnorm")
         while tensor != self.graph.input and node.inputs.count(tensor) == 1 and tensor not in self._slot:
             producer = self.graph.nodes[tensor]
-            if producer.layer.kind in ("concat",) or producer.layer.passes_through:
+            if producer.layer.kind == "concat" or producer.layer.passes_through:
                 return None if tensor in self.tensors or producer.layer.passes_through else tensor
-            if producer.layer.kind in ("relu", "dropout", "add") and self._may_overwrite(producer.inputs[0], producer):
+            if producer.layer.kind in in_place and self._may_overwrite(producer.inputs[0], producer):
                 tensor, node = producer.inputs[0], producer
                 continue
             return tensor
@@ -347,5 +352,3 @@ def lower(
     channels = graph.input_shape[0]
     lowering = Lowering(graph, batch, mode, update or Update(), dtype)
     return lowering.run(mean or (0.5,) * channels, std or (0.5,) * channels)
-
-

@@ -103,6 +103,14 @@ class Program:
             "correct": self.correct,
         }
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Program:
+        """The program that `to_json` described."""
+        tensors = {row["name"]: TensorSpec(**{**row, "shape": tuple(row["shape"])}) for row in data["tensors"]}
+        ops = tuple(Op(**{**row, "accumulate": tuple(row["accumulate"])}) for row in data["ops"])
+        lists = {key: tuple(data[key]) for key in ("persistent", "feeds", "fetches")}
+        return cls(**{**data, **lists, "tensors": tensors, "ops": ops})
+
     def digest(self) -> str:
         """SHA-256 of the JSON form, hexadecimal: equal for equal programs, on every machine."""
         text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
@@ -152,4 +160,3 @@ class Program:
                     raise ProgramError(f"op '{op.name}' reads '{name}', whose bytes hold another value by then")
             for name in op.writes.values():
                 write(name)
-

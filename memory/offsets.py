@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
+from vdnn.memory.plan import align
+
 WIDTHS = (4, 16, 64, 256)
 """States kept by the beam search, tried in turn."""
 CEILINGS = (1.0, 1.001, 1.0025, 1.005, 1.01, 1.02, 1.04)
@@ -27,7 +29,7 @@ WORK = 40_000_000
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """`nbytes` needed from position `start` up to, not including, `end`."""
+    """`nbytes` (a multiple of ALIGNMENT) needed from position `start` up to, not including, `end`."""
 
     start: int
     end: int
@@ -52,7 +54,7 @@ def place(blocks: Sequence[Block]) -> tuple[list[int], int]:
     large = [i for i in order if blocks[i].nbytes * TINY >= bound]
     work = WORK
     for factor in CEILINGS if len(blocks) < FEW else CEILINGS[1:]:
-        ceiling = int(bound * factor)
+        ceiling = align(int(bound * factor))  # a block may hang from it, so it must be a place to begin
         if height <= ceiling:
             break
         for width in WIDTHS:

@@ -41,6 +41,7 @@ class Budget:
         workspace_bytes: most workspace of any one op.
         algorithms: "memory-optimal" (least workspace) or "performance-optimal" (fastest).
         join, prefetch_bytes: as in Decisions.
+        shared: places and end of the persistent section, where another plan of the same slab has fixed them.
     """
 
     device_bytes: int | None = None
@@ -49,6 +50,11 @@ class Budget:
     algorithms: str = PERFORMANCE_OPTIMAL
     join: str = "reuse"
     prefetch_bytes: int | None = None
+    shared: tuple[Mapping[str, int], int] | None = None
+
+    def persistent(self, program: Program) -> tuple[Mapping[str, int], int]:
+        """Places and end of the persistent section for `program`."""
+        return self.shared if self.shared is not None else persistent_places(program)
 
 
 Policy = Callable[[Program, CostTable, Budget], Decisions]
@@ -124,24 +130,13 @@ def dyn(program: Program, costs: CostTable, budget: Budget) -> Decisions:
 POLICIES: Mapping[str, Policy] = {"base": base, "none": none, "all": all_, "conv": conv, "dyn": dyn}
 
 
-def make_plan(
-    program: Program,
-    costs: CostTable,
-    policy: str,
-    budget: Budget,
-    persistent: tuple[Mapping[str, int], int] | None = None,
-) -> tuple[Decisions, Plan]:
-    """Decide and plan; a BudgetError says the smallest budget of this policy and of the smallest one.
-
-    Args:
-        persistent: places and end of the persistent section, given by another plan of the same slab.
-    """
+def make_plan(program: Program, costs: CostTable, policy: str, budget: Budget) -> tuple[Decisions, Plan]:
+    """Decide and plan; a BudgetError says the smallest budget of this policy and of the smallest one."""
     decisions = POLICIES[policy](program, costs, budget)
-    places, end = persistent if persistent is not None else persistent_places(program)
     try:
-        plan = plan_program(program, decisions, budget.device_bytes, places, end)
+        plan = plan_program(program, decisions, budget.device_bytes, *budget.persistent(program))
     except BudgetError as error:
-        raise _explained(error, program, costs, policy, decisions, budget, (places, end)) from None
+        raise _explained(error, program, costs, decisions, budget) from None
     if budget.host_bytes is not None and plan.host_bytes > budget.host_bytes:
         raise BudgetError(
             f"policy '{policy}' offloads {format_bytes(plan.host_bytes)} ({plan.host_bytes:,} bytes) to host memory, "
@@ -155,17 +150,12 @@ def make_plan(
     return decisions, plan
 
 
-def smallest_budget(
-    program: Program,
-    costs: CostTable,
-    decisions: Decisions | None = None,
-    persistent: tuple[Mapping[str, int], int] | None = None,
-) -> int:
+def smallest_budget(program: Program, costs: CostTable, budget: Budget, decisions: Decisions | None = None) -> int:
     """Bytes of the smallest device budget under `decisions`, by default under all with memory-optimal algorithms."""
     if decisions is None:
         decisions = all_(program, costs, Budget(algorithms=MEMORY_OPTIMAL))
-    places, end = persistent if persistent is not None else persistent_places(program)
-    return plan_program(program, replace(decisions, prefetch_bytes=0), None, places, end).slab_bytes
+    tight = replace(decisions, prefetch_bytes=0)
+    return plan_program(program, tight, None, *budget.persistent(program)).slab_bytes
 
 
 def _static(name: str, program: Program, costs: CostTable, budget: Budget, offload: tuple[str, ...]) -> Decisions:
@@ -173,16 +163,12 @@ def _static(name: str, program: Program, costs: CostTable, budget: Budget, offlo
         algorithms = choose(program, costs.smallest)
     else:
         algorithms = choose(program, lambda op: costs.fastest(op, budget.workspace_bytes))
-    prefetch = budget.prefetch_bytes
-    if prefetch is None and budget.device_bytes is not None and offload:
-        # with a stated limit, early fetches may use whatever room it leaves (`make_schedule` sees to that)
-        prefetch = 2 * max(program.tensors[storage].nbytes for storage in offload)
-    return Decisions(name, offload, algorithms, join=budget.join, prefetch_bytes=prefetch)
+    return Decisions(name, offload, algorithms, join=budget.join, prefetch_bytes=budget.prefetch_bytes)
 
 
 def _fits(program: Program, decisions: Decisions, budget: Budget) -> bool:
     try:
-        plan = plan_program(program, decisions, budget.device_bytes)
+        plan = plan_program(program, decisions, budget.device_bytes, *budget.persistent(program))
     except BudgetError:
         return False
     return budget.host_bytes is None or plan.host_bytes <= budget.host_bytes
@@ -194,7 +180,8 @@ def _step_down(program: Program, costs: CostTable, budget: Budget, decisions: De
         return None
     live = live_bytes(program, decisions.offload)
     position = {op.name: i for i, op in enumerate(program.ops)}
-    room = budget.device_bytes - persistent_places(program)[1]
+    persistent = budget.persistent(program)
+    room = budget.device_bytes - persistent[1]
     for _ in range(4):
         limit = room
 
@@ -204,7 +191,7 @@ def _step_down(program: Program, costs: CostTable, budget: Budget, decisions: De
 
         stepped = replace(decisions, algorithms=choose(program, pick))
         try:
-            plan = plan_program(program, stepped, budget.device_bytes)
+            plan = plan_program(program, stepped, budget.device_bytes, *persistent)
         except BudgetError as error:
             room -= error.needed_bytes - budget.device_bytes
             continue
@@ -218,19 +205,16 @@ def _story(chosen: str, how: str, tried: list[str]) -> str:
 
 
 def _explained(
-    error: BudgetError,
-    program: Program,
-    costs: CostTable,
-    policy: str,
-    decisions: Decisions,
-    budget: Budget,
-    persistent: tuple[Mapping[str, int], int],
+    error: BudgetError, program: Program, costs: CostTable, decisions: Decisions, budget: Budget
 ) -> BudgetError:
-    own = smallest_budget(program, costs, decisions, persistent)
-    least = smallest_budget(program, costs, None, persistent)
-    advice = f"smallest budget that works with policy '{policy}' and these algorithms: {format_bytes(own)} ({own:,} bytes)"
+    own = smallest_budget(program, costs, budget, decisions)
+    least = smallest_budget(program, costs, budget)
+    advice = (
+        f"smallest budget that works with policy '{decisions.policy}' and these algorithms: "
+        f"{format_bytes(own)} ({own:,} bytes)"
+    )
     if least < own:
-        advice += f"; with --policy all --algorithms memory-optimal (or dyn): {format_bytes(least)} ({least:,} bytes)"
+        advice += f"; with policy 'all' and memory-optimal algorithms: {format_bytes(least)} ({least:,} bytes)"
     return BudgetError(
         f"{error}; {advice}, at batch size {program.batch}",
         layer=error.layer,

@@ -66,6 +66,7 @@ class _Synchroniser:
         self.clocks = [[0, 0, 0] for _ in STREAMS]
         self.history: list[list[tuple[int, int, int]]] = [[(0, 0, 0)] for _ in STREAMS]
         self.stays: dict[str, _Stay] = {}
+        self.on_host: dict[str, Point] = {}  # storage → its copy-out
         self.freed = _Freed()
         self.steps: list[Step] = []
         self.at: dict[Point, int] = {}  # index in `steps` of the n-th action of a stream
@@ -110,6 +111,8 @@ class _Synchroniser:
                 needs.append(stay.written)
             if name in writes:
                 needs.extend(stay.used.items())
+        if isinstance(action, CopyIn):
+            needs.append(self.on_host[action.storage])
         self._wait_for(stream, needs)
         point = self._advance(stream, action)
         for name in dict.fromkeys((*reads, *writes)):
@@ -118,6 +121,8 @@ class _Synchroniser:
             stay.used[stream] = point[1]
             if name in writes:
                 stay.written = point
+        if isinstance(action, CopyOut):
+            self.on_host[action.storage] = point
         if isinstance(action, Free):
             stay = self.stays.pop(action.storage)
             self.freed.add(stay.low, stay.high, point)

@@ -17,17 +17,30 @@ from numpy.typing import NDArray
 
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import TensorSpec
-from vdnn.memory.costs import Candidate
+from vdnn.memory.costs import Candidate, CopyRates
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """What a backend can do: whether it computes data at all, whether its clock is modelled, the words for people."""
+    """What a backend is: for callers that must know what to expect of it, and for people.
+
+    Args:
+        name: "cpu", "cuda" or "simulated".
+        has_data: whether it computes; False if it only tells times.
+        simulated: whether its times are modelled.
+        description: the machine in words.
+        memory_bytes: what a slab may take if the user states no limit.
+        rates: of copies between the slabs.
+        cost_source: where the times of `candidates` come from.
+    """
 
     name: str
     has_data: bool
     simulated: bool
     description: str
+    memory_bytes: int
+    rates: CopyRates
+    cost_source: str
 
 
 class Backend(Protocol):

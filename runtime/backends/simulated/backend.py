@@ -27,7 +27,15 @@ class SimulatedBackend:
 
     def __init__(self, profile: Profile):
         self.profile = profile
-        self.caps = Caps("simulated", has_data=False, simulated=True, description=f"simulated {profile.description}")
+        self.caps = Caps(
+            name="simulated",
+            has_data=False,
+            simulated=True,
+            description=f"simulated {profile.description}",
+            memory_bytes=profile.memory_bytes,
+            rates=profile.copies,
+            cost_source=f"modelled by profile {profile.name}",
+        )
         self.elapsed_ms = 0.0
         self._clock = StreamClock(profile.copies)
         self._sizes: tuple[int, int] | None = None

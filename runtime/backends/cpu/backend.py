@@ -1,0 +1,171 @@
+"""The Backend interface over NumPy: one anonymous memory map as the device, another as the host.
+
+    with_threads = CpuBackend()
+    adversary = CpuBackend(poison=True, order=("in", "out", "compute"))
+
+`poison` fills freed bytes with 0xFF, a NaN in float32 and float64; `order` replaces the threads by a schedule that runs
+the named streams as early and as late as their waits allow (vdnn.runtime.backends.cpu.streams).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from vdnn.errors import VdnnError
+from vdnn.layers.op import Op, Program
+from vdnn.layers.tensor import TensorSpec
+from vdnn.memory.costs import Candidate
+from vdnn.runtime.backend import Caps
+from vdnn.runtime.backends.cpu.chunks import Array
+from vdnn.runtime.backends.cpu.estimates import RATES, estimate
+from vdnn.runtime.backends.cpu.kernels import KERNELS
+from vdnn.runtime.backends.cpu.streams import OrderedStreams, Streams, Task, ThreadedStreams
+
+DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "uint8", "int32")}
+POISON = 0xFF
+
+
+class _Slab:
+    """Page-aligned bytes that go back to the system on close, or when the last array over them is gone."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._map = mmap.mmap(-1, max(nbytes, 1))
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, nbytes)
+
+    def close(self) -> None:
+        """Give the bytes back; arrays over them stay valid and delay it."""
+        del self.bytes
+        with suppress(BufferError):  # while somebody holds an array; the map goes with it
+            self._map.close()
+
+
+class CpuBackend:
+    """Runs every step of a plan on the CPU.
+
+    Args:
+        poison: fill freed bytes with NaN.
+        order: streams from the most to the least favoured, for a deterministic schedule without threads; None for
+            one thread a stream.
+    """
+
+    def __init__(self, poison: bool = False, order: Sequence[str] | None = None) -> None:
+        self._poison = poison
+        self._order = order
+        self._opened: tuple[_Slab, _Slab, Streams] | None = None
+        mode = "one thread a stream" if order is None else f"streams in order {', '.join(order)}"
+        self.caps = Caps(
+            name="cpu",
+            has_data=True,
+            simulated=False,
+            description=f"CPU, NumPy {np.__version__}, {os.cpu_count()} cores, {mode}",
+            memory_bytes=int(0.8 * psutil.virtual_memory().available),
+            rates=RATES,
+            cost_source="estimated from nominal CPU rates",
+        )
+
+    def open(self, slab_bytes: int, host_bytes: int) -> None:
+        """Take both slabs. Bytes, 0 or more; their content is 0 at first."""
+        if self._opened is not None:
+            raise VdnnError("the cpu backend is open already; close it first")
+        streams = ThreadedStreams() if self._order is None else OrderedStreams(self._order)
+        self._opened = _Slab(slab_bytes), _Slab(host_bytes), streams
+
+    def view(self, spec: TensorSpec, root: TensorSpec, offset: int) -> Array:
+        """The array of `spec` over the slab; of some channels of `root`, the strided view (N, C, ...)."""
+        slab = self._open[0].bytes
+        if spec.layout != "NCHW" or spec.dtype not in DTYPES:
+            raise VdnnError(
+                f"tensor '{spec.name}': expected layout NCHW and one of {', '.join(DTYPES)}, "
+                f"got {spec.layout} and {spec.dtype}; the cpu backend has no other"
+            )
+        dtype = DTYPES[spec.dtype]
+        strides = [dtype.itemsize * prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
+        strides[0] = dtype.itemsize * prod(root.shape[1:])
+        start = offset + dtype.itemsize * spec.channel * prod(root.shape[2:])
+        end = start + sum(step * (size - 1) for step, size in zip(strides, spec.shape, strict=True)) + dtype.itemsize
+        if start < 0 or end > slab.nbytes:
+            raise VdnnError(f"tensor '{spec.name}': bytes {start} to {end} lie outside the slab of {slab.nbytes} bytes")
+        return np.ndarray(spec.shape, dtype, slab.data, start, tuple(strides))
+
+    def launch(self, op: Op, arrays: Mapping[str, Any], stream: str) -> None:
+        """Run the kernel of op.kind."""
+        kernel = KERNELS.get(op.kind)
+        if kernel is None:
+            raise VdnnError(f"op '{op.name}' (layer '{op.layer}'): the cpu backend has no kernel '{op.kind}'")
+        self._run(f"op '{op.name}' (layer '{op.layer}')", partial(kernel, op, **arrays), stream)
+
+    def copy_out(self, offset: int, host_offset: int, nbytes: int, stream: str) -> None:
+        """Slab bytes to host slab bytes."""
+        device, host = self._ranges(offset, host_offset, nbytes)
+        self._run("copy out", partial(np.copyto, host, device), stream)
+
+    def copy_in(self, offset: int, host_offset: int, nbytes: int, stream: str) -> None:
+        """Host slab bytes to slab bytes."""
+        device, host = self._ranges(offset, host_offset, nbytes)
+        self._run("copy in", partial(np.copyto, device, host), stream)
+
+    def record(self, event: int, stream: str) -> None:
+        """Mark a point of `stream`."""
+        self._open[2].record(event, stream)
+
+    def wait(self, event: int, stream: str) -> None:
+        """Hold `stream` until the latest record of `event` before this call is reached."""
+        self._open[2].wait(event, stream)
+
+    def feed(self, array: Any, value: NDArray[Any], stream: str) -> None:
+        """array = value, of equal shape and dtype."""
+        self._run("feed", partial(np.copyto, array, value, casting="no"), stream)
+
+    def fetch(self, array: Any, out: NDArray[Any], stream: str) -> None:
+        """out = array, of equal shape and dtype."""
+        self._run("fetch", partial(np.copyto, out, array, casting="no"), stream)
+
+    def freed(self, offset: int, nbytes: int, stream: str) -> None:
+        """Poison the bytes, if asked to."""
+        if self._poison:
+            self._run("poison", partial(self._open[0].bytes[offset : offset + nbytes].fill, POISON), stream)
+
+    def sync(self) -> None:
+        """Wait for all streams; raises the first error of any."""
+        self._open[2].sync()
+
+    def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
+        """Algorithms with exact workspaces and nominal times, fastest first."""
+        return estimate(op, program)
+
+    def close(self) -> None:
+        """Stop the threads and give both slabs back; arrays over them stay valid."""
+        if self._opened is None:
+            return
+        device, host, streams = self._opened
+        self._opened = None
+        streams.close()
+        device.close()
+        host.close()
+
+    @property
+    def _open(self) -> tuple[_Slab, _Slab, Streams]:
+        if self._opened is None:
+            raise VdnnError("the cpu backend is closed; call open(slab_bytes, host_bytes) first")
+        return self._opened
+
+    def _run(self, what: str, task: Task, stream: str) -> None:
+        self._open[2].run(what, task, stream)
+
+    def _ranges(self, offset: int, host_offset: int, nbytes: int) -> tuple[Array, Array]:
+        device, host, _ = self._open
+        pieces = []
+        for name, slab, start in (("slab", device.bytes, offset), ("host slab", host.bytes, host_offset)):
+            if not 0 <= start <= start + nbytes <= slab.nbytes:
+                raise VdnnError(f"copy of bytes {start} to {start + nbytes}: outside the {name} of {slab.nbytes} bytes")
+            pieces.append(slab[start : start + nbytes])
+        return pieces[0], pieces[1]

@@ -1,0 +1,123 @@
+"""The column matrix of a part of a convolution (im2col), the way back (col2im), and the outputs as a matrix.
+
+    work = Work.of(op, split, workspace, x.dtype)
+    np.matmul(filters, fill_columns(g, x, part, work), out=...)
+
+Rows of the column matrix are (channel, r, s), its columns (image, p, q) of the part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from numpy.typing import DTypeLike
+from vdnn.errors import VdnnError
+from vdnn.layers.op import Op
+from vdnn.memory.plan import align
+from vdnn.runtime.backends.cpu.chunks import Array, planes
+from vdnn.runtime.backends.cpu.geometry import Geometry, Part, Split
+from vdnn.runtime.backends.cpu.windows import Tap, taps
+from vdnn.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The workspace of one call in its three pieces, flat, in the dtype of the operands."""
+
+    columns: Array
+    stage: Array
+    scratch: Array
+
+    @classmethod
+    def of(cls, op: Op, split: Split, workspace: Array | None, dtype: DTypeLike) -> Work:
+        """Cut `workspace` (uint8, at least split.nbytes; None counts as none)."""
+        given = np.empty(0, np.uint8) if workspace is None else workspace
+        if given.nbytes < split.nbytes:
+            raise VdnnError(
+                f"op '{op.name}' (layer '{op.layer}', algorithm {op.attrs['algorithm']}): expected a workspace of "
+                f"{split.nbytes} bytes ({format_bytes(split.nbytes)}), got {given.nbytes}; "
+                "ask vdnn.runtime.backends.cpu.geometry.workspace_bytes for the size"
+            )
+        pieces, start = [], 0
+        for nbytes in (split.columns_bytes, split.stage_bytes, split.scratch_bytes):
+            pieces.append(given[start : start + nbytes].view(dtype))
+            start += align(nbytes)
+        return cls(*pieces)
+
+
+def fill_columns(g: Geometry, x: Array, part: Part, work: Work) -> Array:
+    """The column matrix (C/groups*R*S, images*rows*Q) of `part` of x (N, C, H, W); no copy for algorithm GEMM."""
+    if not work.columns.size:
+        return planes(x)[part.images.start, part.channels]
+    columns = shape_columns(g, part, work)
+    pixels = x[part.images, part.channels].transpose(1, 0, 2, 3)
+    vertical, horizontal = _taps(g, part)
+    if any(g.padding):
+        for row in vertical:
+            columns[:, row.offset, :, :, : row.outputs.start] = 0
+            columns[:, row.offset, :, :, row.outputs.stop :] = 0
+        for column in horizontal:
+            columns[:, :, column.offset, :, :, : column.outputs.start] = 0
+            columns[:, :, column.offset, :, :, column.outputs.stop :] = 0
+    for row, column in product(vertical, horizontal):
+        into = columns[:, row.offset, column.offset, :, row.outputs, column.outputs]
+        np.copyto(into, pixels[:, :, row.pixels, column.pixels])
+    return columns.reshape(g.taps, -1)
+
+
+def add_columns(g: Geometry, columns: Array, dx: Array, part: Part) -> None:
+    """Add each number of `columns` (as shape_columns gives) to the pixel of dx (N, C, H, W) that it stands for."""
+    pixels = dx[part.images, part.channels].transpose(1, 0, 2, 3)
+    for row, column in product(*_taps(g, part)):
+        into = pixels[:, :, row.pixels, column.pixels]
+        into += columns[:, row.offset, column.offset, :, row.outputs, column.outputs]
+
+
+def shape_columns(g: Geometry, part: Part, work: Work) -> Array:
+    """The workspace as columns of `part`, (C/groups, R, S, images, rows, Q), content undefined."""
+    images, rows = part.images.stop - part.images.start, part.rows[1] - part.rows[0]
+    return work.columns[: g.taps * images * rows * g.q].reshape(-1, g.r, g.s, images, rows, g.q)
+
+
+def output_block(g: Geometry, y: Array, part: Part) -> Array:
+    """The outputs of `part` in y (N, K, P, Q): a view (images, K/groups, rows*Q)."""
+    return planes(y)[part.images, part.filters, part.rows[0] * g.q : part.rows[1] * g.q]
+
+
+def stage_outputs(block: Array, work: Work) -> Array:
+    """The workspace as the outputs `block` (images, K/groups, T) in matrix order (K/groups, images, T)."""
+    images, filters, width = block.shape
+    return work.stage[: block.size].reshape(filters, images, width)
+
+
+def output_matrix(g: Geometry, dy: Array, part: Part, work: Work) -> Array:
+    """dy (N, K, P, Q) of `part` as the matrix (K/groups, images*rows*Q): a view for one image, else a copy."""
+    block = output_block(g, dy, part)
+    if len(block) == 1:
+        return block.reshape(block.shape[1:])
+    staged = stage_outputs(block, work)
+    np.copyto(staged, block.transpose(1, 0, 2))
+    return staged.reshape(block.shape[1], -1)
+
+
+def multiply(a: Array, b: Array, out: Array, scratch: Array | None) -> None:
+    """out = a b, or out += a b through `scratch` (flat, at least one column of the product), some columns at a time."""
+    if scratch is None:
+        np.matmul(a, b, out=out)
+        return
+    height, width = out.shape
+    step = scratch.size // height
+    for start in range(0, width, step):
+        columns = slice(start, min(start + step, width))
+        product_part = scratch[: height * (columns.stop - start)].reshape(height, -1)
+        np.matmul(a, b[:, columns], out=product_part)
+        out[:, columns] += product_part
+
+
+def _taps(g: Geometry, part: Part) -> tuple[tuple[Tap, ...], tuple[Tap, ...]]:
+    return (
+        taps(g.h, g.r, part.rows, g.stride[0], g.padding[0], g.dilation[0]),
+        taps(g.w, g.s, (0, g.q), g.stride[1], g.padding[1], g.dilation[1]),
+    )

@@ -1,0 +1,88 @@
+"""Convolution on the CPU: columns of pixels (im2col) times the filters, part by part, with the workspace given.
+
+    conv_forward(op, x=x, w=w, b=b, y=y, workspace=workspace)
+
+For one group and one part of the batch, with columns X (C/groups*R*S, T) and outputs Y (K/groups, T):
+forward Y = w X, filter gradient dw += dY X^T, image gradient dX = w^T dY, summed back into dx. See vdnn.layers.conv.
+
+Shapes, in every function: x, dx (N, C, H, W); y, dy (N, K, P, Q); w, dw (K, C/groups, R, S); b, db (K,), all of one
+dtype, float32 or float64, NCHW; x, y and their gradients may be channel slices of larger tensors. workspace: uint8,
+(geometry.workspace_bytes,), may be left out where that is 0. op.attrs: stride, padding, dilation, groups, algorithm.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from vdnn.layers.op import Op
+from vdnn.runtime.backends.cpu.chunks import Array, planes
+from vdnn.runtime.backends.cpu.columns import (
+    Work,
+    add_columns,
+    fill_columns,
+    multiply,
+    output_block,
+    output_matrix,
+    shape_columns,
+    stage_outputs,
+)
+from vdnn.runtime.backends.cpu.geometry import Geometry, Split
+
+
+def conv_forward(
+    op: Op, *, x: Array, w: Array, y: Array, b: Array | None = None, workspace: Array | None = None
+) -> None:
+    """y = conv(x, w) + b."""
+    g, split, work = _prepare(op, x, w, y, workspace)
+    for part in g.parts(split):
+        columns = fill_columns(g, x, part, work)
+        filters = w[part.filters].reshape(-1, g.taps)
+        block = output_block(g, y, part)
+        if len(block) == 1:
+            np.matmul(filters, columns, out=block[0])
+        else:
+            staged = stage_outputs(block, work)
+            np.matmul(filters, columns, out=staged.reshape(len(filters), -1))
+            np.copyto(block, staged.transpose(1, 0, 2))
+        if b is not None:
+            block += b[part.filters, None]
+
+
+def conv_wgrad(op: Op, *, x: Array, dy: Array, dw: Array, workspace: Array | None = None) -> None:
+    """dw = sum over images and outputs of dy times the pixel under the filter; added to dw if op accumulates it."""
+    g, split, work = _prepare(op, x, dw, dy, workspace)
+    for part in g.parts(split):
+        columns = fill_columns(g, x, part, work)
+        gradient = output_matrix(g, dy, part, work)
+        out = dw[part.filters].reshape(-1, g.taps)
+        first = part.images.start == 0 and part.rows[0] == 0
+        multiply(gradient, columns.T, out, None if first and not op.accumulate else work.scratch)
+
+
+def conv_dgrad(op: Op, *, w: Array, dy: Array, dx: Array, workspace: Array | None = None) -> None:
+    """dx = for each pixel, the sum of dy * w over the windows it lies in; added to dx if op accumulates it."""
+    g, split, work = _prepare(op, dx, w, dy, workspace)
+    direct = not work.columns.size  # the columns are dx itself
+    if not (direct or op.accumulate):
+        dx[...] = 0
+    for part in g.parts(split):
+        filters = w[part.filters].reshape(-1, g.taps).T
+        gradient = output_matrix(g, dy, part, work)
+        if direct:
+            out = planes(dx)[part.images.start, part.channels]
+            multiply(filters, gradient, out, work.scratch if op.accumulate else None)
+        else:
+            columns = shape_columns(g, part, work)
+            np.matmul(filters, gradient, out=columns.reshape(g.taps, -1))
+            add_columns(g, columns, dx, part)
+
+
+def conv_bgrad(op: Op, *, dy: Array, db: Array) -> None:
+    """db = sum of dy over N, P, Q; added to db if op accumulates it. No workspace and no choice of algorithm."""
+    sums = planes(dy).sum(axis=2).sum(axis=0)
+    np.copyto(db, db + sums if op.accumulate else sums)
+
+
+def _prepare(op: Op, x: Array, w: Array, y: Array, workspace: Array | None) -> tuple[Geometry, Split, Work]:
+    g = Geometry.of(op.attrs, x.shape, w.shape, y.shape, x.itemsize)
+    split = g.split(op.attrs["algorithm"], op.kind, accumulate=bool(op.accumulate))
+    return g, split, Work.of(op, split, workspace, x.dtype)

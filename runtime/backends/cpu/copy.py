@@ -1,0 +1,39 @@
+"""Copies, sums of two tensors, and the first op of every program: pixels to numbers; see vdnn.layers.add and concat.
+
+    copy_forward(op, x=x, y=y)
+
+Sizes of all arguments of a call are equal; x may differ from y in shape where a Flatten lies between.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from vdnn.layers.op import Op
+from vdnn.runtime.backends.cpu.chunks import Array, chunked
+
+
+def copy_forward(op: Op, *, x: Array, y: Array) -> None:
+    """y = x, or y += x if op accumulates y; (N, ...), any strides."""
+    for y_part, x_part in chunked(y, x):
+        if op.accumulate:
+            y_part += x_part
+        else:
+            np.copyto(y_part, x_part)
+
+
+def add_forward(op: Op, *, a: Array, b: Array, y: Array) -> None:
+    """y = a + b; (N, ...). y may be the bytes of a."""
+    for y_part, a_part, b_part in chunked(y, a, b):
+        np.add(a_part, b_part, out=y_part)
+
+
+def input_normalize(op: Op, *, x: Array, y: Array) -> None:
+    """y[n,c] = (x[n,c] / 255 - mean[c]) / std[c].
+
+    x: (N, C, H, W) uint8; y: the same in float32 or float64; op.attrs: mean and std, a number for each channel.
+    """
+    mean, std = (np.array(op.attrs[key], y.dtype)[:, None, None] for key in ("mean", "std"))
+    for y_part, x_part in chunked(y, x):
+        np.divide(x_part, 255, out=y_part, dtype=y.dtype)
+        y_part -= mean
+        y_part /= std

@@ -1,0 +1,302 @@
+"""What a run is to do, as frozen data: read from YAML and checked, every error one line with file, line and key.
+
+    config = load_config("lenet", ["train.batch_size=128", "memory.limit=12GiB"])
+    config.train.batch_size == 128; config.memory.limit == 12 * 2**30
+    print(config.dump())          # resolved YAML, which load_config reads back as an equal Config
+
+The description of a field is what an error says was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    Strict,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from vdnn.errors import ConfigError
+from vdnn.networks import build
+from vdnn.runtime.config_file import explain, packaged_configs, place_of, read
+from vdnn.runtime.yaml_lines import dotted, dump
+from vdnn.units import GIB, MIB, parse_bytes
+
+__all__ = ["Config", "load_config", "packaged_configs"]
+
+
+def _whole(value: Any) -> Any:
+    """1e3 is a whole number too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _plain_bytes(count: int | None) -> int | str | None:
+    """ "12GiB" for whole units, so that a resolved file reads like a written one; always exact."""
+    for size, unit in ((GIB, "GiB"), (MIB, "MiB")):
+        if count and count % size == 0:
+            return f"{count // size}{unit}"
+    return count
+
+
+def _bytes(value: Any) -> int:
+    if not isinstance(value, (str, int, float)):
+        raise ValueError("not an amount of bytes")
+    return parse_bytes(value)
+
+
+Whole = Annotated[int, Strict(), BeforeValidator(_whole)]
+Bytes = Annotated[int, BeforeValidator(_bytes), PlainSerializer(_plain_bytes, when_used="json-unless-none")]
+
+_ONE_OR_MORE = "a whole number of 1 or more"
+_BYTES = "an amount of bytes such as 12GiB, 12 GB or 12000000000, or null"
+
+
+def _conflict(key: str, message: str) -> PydanticCustomError:
+    """Two keys that do not go together; `key` is the one to blame."""
+    return PydanticCustomError("conflict", "{message}", {"key": key, "message": message})
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are refused, nothing is converted in silence."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class NetworkConfig(Section):
+    """Which network; further keys are options of its builder (see vdnn.networks)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(description="the name of a network, such as lenet")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the builder."""
+        return dict(self.__pydantic_extra__ or {})
+
+
+SOURCE_IDLE_KEYS = {
+    "mnist": ("train_images", "test_images"),
+    "idx": ("train_images", "test_images"),
+    "synthetic": ("path",),
+}
+"""Which keys each source of data does not read."""
+
+
+class DataConfig(Section):
+    """Where images and labels come from (see vdnn.runtime.data)."""
+
+    source: Literal["mnist", "idx", "synthetic"] = Field(default="synthetic", description="mnist, idx or synthetic")
+    path: str | None = Field(
+        default=None, min_length=1, description="a folder, or null for the packaged digits (mnist)"
+    )
+    train_images: Whole = Field(default=1280, ge=1, description=_ONE_OR_MORE)
+    test_images: Whole = Field(default=256, ge=1, description=_ONE_OR_MORE)
+
+    @model_validator(mode="after")
+    def _folder(self) -> DataConfig:
+        if self.source == "idx" and self.path is None:
+            raise _conflict("path", "expected a folder with IDX files for source idx, got null")
+        return self
+
+
+class TrainConfig(Section):
+    """How long and in which portions. Training ends at `epochs` or `iterations`, whichever comes first.
+
+    `batch_size` is that of a whole step; `accumulate` cuts it into so many slices, run one after the other.
+    """
+
+    epochs: Whole | None = Field(default=12, ge=1, description=f"{_ONE_OR_MORE}, or null")
+    iterations: Whole | None = Field(default=None, ge=1, description=f"{_ONE_OR_MORE}, or null")
+    batch_size: Whole = Field(default=64, ge=1, description=_ONE_OR_MORE)
+    accumulate: Whole = Field(default=1, ge=1, description=_ONE_OR_MORE)
+    drop_last: bool = Field(default=False, description="true or false")
+    seed: Whole = Field(default=0, ge=0, lt=2**63, description="a whole number from 0 to 2^63 - 1")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainConfig:
+        if self.epochs is None and self.iterations is None:
+            raise _conflict("epochs", "expected a number for epochs or iterations, got null for both")
+        if self.accumulate > self.batch_size:
+            raise _conflict("accumulate", f"expected at most batch_size = {self.batch_size}, got {self.accumulate}")
+        return self
+
+
+class OptimizerConfig(Section):
+    """Stochastic gradient descent (see vdnn.layers.lower.Update)."""
+
+    name: Literal["sgd"] = Field(default="sgd", description="sgd")
+    lr: float = Field(default=0.05, gt=0, description="a number above 0")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 up to, not including, 1")
+    nesterov: bool = Field(default=False, description="true or false")
+    weight_decay: float = Field(default=0.0005, ge=0, description="a number of 0 or more")
+    decay_bias_and_norm: bool = Field(default=True, description="true or false")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> OptimizerConfig:
+        if self.nesterov and not self.momentum:
+            raise _conflict("nesterov", "expected false where momentum is 0, got true")
+        return self
+
+
+SCHEDULE_KEYS = {
+    "constant": (),
+    "step": ("step_epochs", "gamma"),
+    "multistep": ("milestones", "gamma"),
+    "cosine": ("min_lr",),
+    "poly": ("power", "min_lr"),
+}
+"""Which keys each schedule reads, besides warmup_epochs."""
+
+
+class ScheduleConfig(Section):
+    """The learning rate over time (see vdnn.runtime.optim)."""
+
+    name: Literal["constant", "step", "multistep", "cosine", "poly"] = Field(
+        default="constant", description="constant, step, multistep, cosine or poly"
+    )
+    warmup_epochs: float = Field(default=0.0, ge=0, description="a number of 0 or more")
+    step_epochs: Whole = Field(default=30, ge=1, description=_ONE_OR_MORE)
+    gamma: float = Field(default=0.1, gt=0, description="a number above 0")
+    milestones: tuple[float, ...] = Field(
+        default=(), strict=False, description="a list of rising epoch numbers above 0"
+    )
+    power: float = Field(default=1.0, gt=0, description="a number above 0")
+    min_lr: float = Field(default=0.0, ge=0, description="a number of 0 or more")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ScheduleConfig:
+        if any(b <= a for a, b in zip((0.0, *self.milestones), self.milestones, strict=False)):
+            raise _conflict("milestones", f"expected rising epoch numbers above 0, got {list(self.milestones)}")
+        if self.name == "multistep" and not self.milestones:
+            raise _conflict("milestones", "expected at least one epoch number for schedule multistep, got none")
+        return self
+
+
+class MemoryConfig(Section):
+    """The byte budget and how it is met (see vdnn.memory). A limit of null is what the device has."""
+
+    policy: Literal["base", "none", "all", "conv", "dyn"] = Field(
+        default="dyn", description="base, none, all, conv or dyn"
+    )
+    algorithms: Literal["memory-optimal", "performance-optimal"] = Field(
+        default="performance-optimal", description="memory-optimal or performance-optimal"
+    )
+    limit: Bytes | None = Field(default=None, description=_BYTES)
+    host_limit: Bytes | None = Field(default=None, description=_BYTES)
+    workspace_limit: Bytes | None = Field(default=None, description=_BYTES)
+    join: Literal["reuse", "layer"] = Field(default="reuse", description="reuse or layer")
+    prefetch_limit: Bytes | None = Field(default=None, description=_BYTES)
+
+
+class EvaluateConfig(Section):
+    """Evaluation on the test images; `batch_size: null` takes that of a training slice."""
+
+    every_epochs: Whole = Field(default=1, ge=0, description="a whole number of 0 (only at the end) or more")
+    batch_size: Whole | None = Field(default=None, ge=1, description=f"{_ONE_OR_MORE}, or null")
+
+
+class CheckpointConfig(Section):
+    """How often a checkpoint is written and how many are kept."""
+
+    every_epochs: Whole = Field(default=1, ge=0, description="a whole number of 0 (only at the end) or more")
+    keep: Whole = Field(default=2, ge=1, description=_ONE_OR_MORE)
+
+
+class DebugConfig(Section):
+    """Ways to find a fault in a plan or a backend (cpu only): NaN in freed bytes, streams in the worst order."""
+
+    poison: bool = Field(default=False, description="true or false")
+    stream_order: tuple[Literal["compute", "out", "in"], ...] | None = Field(
+        default=None, strict=False, description="null, or the streams compute, out and in in order of preference"
+    )
+
+    @model_validator(mode="after")
+    def _permutation(self) -> DebugConfig:
+        if self.stream_order is not None and sorted(self.stream_order) != ["compute", "in", "out"]:
+            raise _conflict("stream_order", f"expected compute, out and in once each, got {list(self.stream_order)}")
+        return self
+
+
+class Config(Section):
+    """A whole run. `network` is the only section that must be given."""
+
+    network: NetworkConfig
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    memory: MemoryConfig = MemoryConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    debug: DebugConfig = DebugConfig()
+    device: Literal["auto", "cpu", "cuda", "simulated"] = Field(
+        default="auto", description="auto, cpu, cuda or simulated"
+    )
+    profile: str | None = Field(default=None, min_length=1, description="the name of a hardware profile, or null")
+    precision: Literal["fp32"] = Field(default="fp32", description="fp32")
+    output: str = Field(min_length=1, description="a folder for the run's files")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_output(cls, data: Any) -> Any:
+        network = data.get("network") if isinstance(data, dict) else None
+        if isinstance(network, dict) and "output" not in data:
+            return {**data, "output": f"runs/{network.get('name')}"}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.schedule.min_lr > self.optimizer.lr:
+            message = f"expected at most optimizer.lr = {self.optimizer.lr:g}, got {self.schedule.min_lr:g}"
+            raise _conflict("schedule.min_lr", message)
+        return self
+
+    def dump(self) -> str:
+        """All keys as YAML; `load_config` reads an equal Config from it."""
+        return dump(self.model_dump(mode="json"))
+
+    def unused(self) -> tuple[str, ...]:
+        """One sentence for each key that was changed but that this run does not read: none is ignored in silence."""
+        schedule, source = self.schedule.name, self.data.source
+        idle: list[tuple[Section, str, str]] = [
+            (self.schedule, f"schedule.{key}", f"schedule {schedule}")
+            for key in dict.fromkeys(key for keys in SCHEDULE_KEYS.values() for key in keys)
+            if key not in SCHEDULE_KEYS[schedule]
+        ]
+        idle += [(self.data, f"data.{key}", f"source {source}") for key in SOURCE_IDLE_KEYS[source]]
+        return tuple(
+            f"{key} is not read by {reader}"
+            for section, key, reader in idle
+            if getattr(section, field := key.split(".")[1]) != type(section).model_fields[field].default
+        )
+
+
+def load_config(path_or_name: str, overrides: Sequence[str] = ()) -> Config:
+    """The Config in a file, or the packaged one of that name, with overrides; ConfigError where anything is wrong.
+
+    Args:
+        path_or_name: "lenet", or a path to a YAML file.
+        overrides: "key.path=value" each, such as "optimizer.lr=1e-3"; later ones win.
+    """
+    data, places = read(path_or_name, overrides)
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        raise explain(error, Config, places) from error
+    try:
+        build(config.network.name, **config.network.options)
+    except ConfigError as error:  # the builder knows what it takes, not where it was written
+        option = error.key or ""
+        path = tuple(option.split(".")) if option in map(dotted, places) else ("network", "name")
+        place = place_of(path, places)
+        raise ConfigError(str(error), file=place.file, line=place.line, key=dotted(path)) from error
+    return config

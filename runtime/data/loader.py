@@ -1,0 +1,65 @@
+"""The order of an epoch, and batches in that order, read ahead by a thread.
+
+order = epoch_order(seed=0, epoch=3, n=len(split))
+for images, labels in batches(split, order, start=640, batch=64, drop_last=False): ...   # goes on after image 640
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vdnn.errors import DataError
+from vdnn.runtime.data.hashing import words
+from vdnn.runtime.data.source import Split
+
+_ORDER_STREAM = 2**32
+READ_AHEAD = 2
+"""Batches that are ready or being read while one is used."""
+
+Batch = tuple[NDArray[np.uint8], NDArray[np.int32]]
+
+
+def epoch_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+    """A permutation of 0..n-1, a function of its arguments alone: a resumed run goes on in the same order."""
+    return np.argsort(words(seed, _ORDER_STREAM + epoch, np.arange(n)), kind="stable")
+
+
+def steps_per_epoch(images: int, batch: int, drop_last: bool) -> int:
+    """Steps that cover `images` images, the last with fewer than `batch` unless dropped; DataError if there is none."""
+    steps = images // batch if drop_last else -(-images // batch)
+    if steps == 0:
+        raise DataError(
+            f"expected at least one batch of {batch} images in an epoch, got {images}: lower train.batch_size"
+        )
+    return steps
+
+
+def batches(split: Split, order: NDArray[np.int64], start: int, batch: int, drop_last: bool = False) -> Iterator[Batch]:
+    """Images (n, C, H, W) uint8 and labels (n,) int32, contiguous, in the order of `order[start:]`.
+
+    Args:
+        start: images of the epoch already used.
+        batch: images per batch; the last may have fewer, or is left out with `drop_last`.
+    """
+    end = len(order) - (len(order) - start) % batch if drop_last else len(order)
+
+    def read(position: int) -> Batch:
+        indices = order[position : position + batch]
+        return np.ascontiguousarray(split.images(indices)), np.ascontiguousarray(split.labels(indices))
+
+    with ThreadPoolExecutor(1, thread_name_prefix="data") as thread:
+        ahead: deque[Future[Batch]] = deque()
+        try:
+            for position in range(start, end, batch):
+                ahead.append(thread.submit(read, position))
+                if len(ahead) > READ_AHEAD:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,54 @@
+"""Measured costs: every op of a plan timed where it will run, in the pool's own memory.
+
+    costs = measure_costs(executor, feeds, planned.costs)
+    simulate(plan, program, costs).total_ms
+
+Only the algorithm that is chosen is run; other candidates keep their proportion to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from numpy.typing import NDArray
+
+from vdnn.layers.op import Op
+from vdnn.memory.costs import CostTable
+from vdnn.memory.plan import Plan
+from vdnn.layers.op import Program
+from vdnn.runtime.backend import Backend
+from vdnn.runtime.executor import Executor
+
+ROUNDS = 3
+
+
+def measure_costs(
+    backend: Backend, plan: Plan, program: Program, feeds: Mapping[str, NDArray[Any]], costs: CostTable
+) -> CostTable:
+    """`costs` with measured times, the median of a few runs after one to warm up.
+
+    The runs compute on whatever the slab holds and leave it changed: measure before weights are written.
+    """
+    seen: dict[str, list[float]] = {op.name: [] for op in program.ops}
+    last = 0.0
+
+    def note(op: Op, arrays: Mapping[str, Any]) -> None:
+        nonlocal last
+        now = perf_counter()
+        seen[op.name].append((now - last) * 1000)
+        last = perf_counter()
+
+    executor = Executor(backend, plan, program, inspect=note)
+    for _ in range(ROUNDS + 1):
+        last = perf_counter()
+        executor.run(feeds)
+    table = dict(costs.candidates)
+    for op in program.ops:
+        measured = median(seen[op.name][1:])
+        nominal = costs.time_ms(op.name, op.attrs.get("algorithm"))
+        table[op.name] = tuple(replace(c, time_ms=c.time_ms * measured / nominal) for c in costs.candidates[op.name])
+    return replace(costs, candidates=table, source=f"measured on this {backend.caps.name}")

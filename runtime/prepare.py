@@ -1,0 +1,128 @@
+"""From a Config to everything a run needs before its first step: graph, data, machine, costs, verified plans.
+
+    prepared = prepare(load_config("lenet"))
+    prepared.plans.slab_bytes
+
+Nothing is allocated and nothing is written here; a budget that cannot be kept is a BudgetError from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vdnn.layers.graph import Graph
+from vdnn.layers.lower import Update
+from vdnn.layers.op import Program
+from vdnn.memory.clock import simulate
+from vdnn.memory.costs import CostTable
+from vdnn.memory.policy import Budget
+from vdnn.memory.report import Report, make_report
+from vdnn.networks import build
+from vdnn.runtime.backend import Backend
+from vdnn.runtime.config import Config
+from vdnn.runtime.data import Source, open_source, steps_per_epoch
+from vdnn.runtime.devices import open_device
+from vdnn.runtime.optim import total_steps
+from vdnn.runtime.planset import Algorithms, Key, PlanSet, Recipe, build_plans, slice_sizes, step_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How a run is cut: parts of a full step, parts of an epoch's last step if it is smaller, evaluation batches."""
+
+    per_epoch: int
+    total: int
+    full: list[Key]
+    ragged: list[Key]
+    evaluation: list[Key]
+
+    def keys(self) -> list[Key]:
+        """Every plan that the run needs, the full step's first."""
+        return list(dict.fromkeys((*self.full, *self.ragged, *self.evaluation)))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that is ready to start."""
+
+    config: Config
+    graph: Graph
+    source: Source
+    backend: Backend
+    device_reason: str
+    budget: Budget
+    steps: Steps
+    plans: PlanSet
+
+    def report(self) -> Report:
+        """The report of the plan that most of the training runs; of an accumulated step its last part, with updates."""
+        planned = self.plans[self.steps.full[-1]]
+        return make_report(planned.plan, planned.program, planned.decisions, planned.costs)
+
+    def predicted_step_ms(self) -> float:
+        """Time of a whole step, all parts of it, by the clock and the cost tables."""
+        parts = [self.plans[key] for key in self.steps.full]
+        return sum(simulate(p.plan, p.program, p.costs).total_ms for p in parts)
+
+
+def backend_costs(backend: Backend, program: Program) -> CostTable:
+    """Every op's candidates as `backend` tells them."""
+    table = {op.name: backend.candidates(op, program) for op in program.ops}
+    return CostTable(table, backend.caps.rates, backend.caps.cost_source)
+
+
+def make_budget(config: Config, backend: Backend) -> Budget:
+    """The limits of `config`; without one, what the device has."""
+    memory = config.memory
+    limit = memory.limit if memory.limit is not None else backend.caps.memory_bytes
+    return Budget(
+        limit, memory.host_limit, memory.workspace_limit, memory.algorithms, memory.join, memory.prefetch_limit
+    )
+
+
+def make_recipe(config: Config, source: Source | None = None) -> Recipe:
+    """The optimiser of `config`, and the normalisation that `source` asks for."""
+    optimizer = config.optimizer
+    update = Update(optimizer.momentum, optimizer.nesterov, optimizer.weight_decay, optimizer.decay_bias_and_norm)
+    return Recipe(update, source.mean, source.std) if source is not None else Recipe(update)
+
+
+def make_steps(config: Config, source: Source) -> Steps:
+    """Cut the run that `config` describes over `source`."""
+    train = config.train
+    images, batch = len(source.train), train.batch_size
+    per_epoch = steps_per_epoch(images, batch, train.drop_last)
+    micro = -(-batch // train.accumulate)
+    rest = 0 if train.drop_last else images % batch
+    evaluation = config.evaluate.batch_size or micro
+    return Steps(
+        per_epoch=per_epoch,
+        total=total_steps(train, per_epoch),
+        full=step_parts(min(batch, images), micro),
+        ragged=step_parts(rest, micro) if rest else [],
+        evaluation=[("eval", n) for n in dict.fromkeys(slice_sizes(len(source.test), evaluation))],
+    )
+
+
+def prepare(config: Config, recorded: Algorithms | None = None) -> Prepared:
+    """Everything before the first step.
+
+    Args:
+        recorded: algorithms chosen by the run that is being resumed.
+    """
+    graph = build(config.network.name, **config.network.options)
+    source = open_source(config.data, graph.input_shape, graph.classes, config.train.seed)
+    order = tuple(config.debug.stream_order) if config.debug.stream_order else None
+    backend, reason = open_device(config.device, config.profile, poison=config.debug.poison, order=order)
+    budget = make_budget(config, backend)
+    steps = make_steps(config, source)
+    plans = build_plans(
+        graph,
+        steps.keys(),
+        lambda program: backend_costs(backend, program),
+        config.memory.policy,
+        budget,
+        make_recipe(config, source),
+        recorded,
+    )
+    return Prepared(config, graph, source, backend, reason, budget, steps, plans)

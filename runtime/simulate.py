@@ -1,0 +1,46 @@
+"""A run on the simulated backend: one step of each kind, so that plan, executor and clock are exercised without data.
+
+    print(simulated_run(prepared))
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vdnn.layers.lower import IMAGES, LABELS, STEP
+from vdnn.runtime.backends.simulated import SimulatedBackend
+from vdnn.runtime.executor import Executor
+from vdnn.runtime.planset import Key
+from vdnn.runtime.prepare import Prepared
+from vdnn.runtime.step import new_step
+
+
+def simulated_run(prepared: Prepared) -> str:
+    """Execute a full step and an evaluation batch; what they and the whole run would take, in a sentence."""
+    backend = prepared.backend
+    assert isinstance(backend, SimulatedBackend)
+    backend.open(prepared.plans.slab_bytes, prepared.plans.host_bytes)
+    step_ms = sum(_run(prepared, key) for key in prepared.steps.full)
+    evaluation_ms = _run(prepared, prepared.steps.evaluation[0])
+    backend.close()
+    images = sum(key[1] for key in prepared.steps.full)
+    hours = step_ms * prepared.steps.total / 3.6e6
+    return (
+        f"simulated ({backend.caps.cost_source}): {step_ms:,.1f} ms per step of {images} images "
+        f"({images / step_ms * 1000:,.1f} images/s), {prepared.steps.total} steps about {hours:,.2f} hours; "
+        f"{evaluation_ms:,.1f} ms per evaluation batch. No data was computed, so there are no weights and no losses"
+    )
+
+
+def _run(prepared: Prepared, key: Key) -> float:
+    backend, planned = prepared.backend, prepared.plans[key]
+    assert isinstance(backend, SimulatedBackend)
+    before = backend.elapsed_ms
+    tensors = planned.program.tensors
+    feeds = {
+        IMAGES: np.zeros(tensors[IMAGES].shape, np.uint8),
+        LABELS: np.zeros(tensors[LABELS].shape, np.int32),
+        STEP: new_step(0.0, 1.0, 0, 0),
+    }
+    Executor(backend, planned.plan, planned.program).run(feeds)
+    return backend.elapsed_ms - before

@@ -1,0 +1,339 @@
+"""Training: steps, evaluation, checkpoints, interruption; everything that happens between plans.
+
+    trainer = Trainer(prepared, folder, listener)
+    trainer.start()            # or trainer.resume(checkpoint)
+    result = trainer.run()
+
+A step is a few runs of plans (one, or the parts of an accumulated step). The trainer knows plans by key, not how they
+move bytes.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vdnn.errors import NotFiniteError, VdnnError
+from vdnn.layers.lower import IMAGES, LABELS, STEP
+from vdnn.layers.op import Op
+from vdnn.memory.clock import simulate
+from vdnn.memory.pool import Pool
+from vdnn.runtime.checkpoint import State, check_tensors, load, save
+from vdnn.runtime.data import batches, epoch_order
+from vdnn.runtime.executor import Executor
+from vdnn.runtime.init import init_parameters
+from vdnn.runtime.measure import measure_costs
+from vdnn.runtime.optim import learning_rate
+from vdnn.runtime.planset import Key, slice_sizes
+from vdnn.runtime.prepare import Prepared
+from vdnn.runtime.run_folder import RunFolder
+from vdnn.runtime.step import STEP_DTYPE, new_step
+
+MEASURE_BELOW_MS = 3000.0
+"""Steps expected to be shorter than this are measured before training, a few runs long, for the prediction."""
+
+
+class Interrupted(VdnnError):
+    """SIGINT or SIGTERM came; a checkpoint was written. `exit_code` is 128 + the signal's number."""
+
+    def __init__(self, signum: int, checkpoint: Path):
+        self.exit_code = 128 + signum
+        name = signal.Signals(signum).name
+        super().__init__(f"interrupted by {name}; checkpoint written to '{checkpoint}': go on with --resume")
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """One finished step, for a listener. Times in ms."""
+
+    step: int
+    total: int
+    epoch: int
+    loss: float
+    accuracy: float
+    lr: float
+    images: int
+    time_ms: float
+    data_wait_ms: float
+
+
+class Listener(Protocol):
+    """Who shows what happens."""
+
+    def note(self, text: str) -> None:
+        """A sentence."""
+
+    def step(self, info: StepInfo) -> None:
+        """A step is done."""
+
+    def evaluated(self, step: int, epoch: int, loss: float, accuracy: float) -> None:
+        """The test images were evaluated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How training ended. Accuracy and loss are of the test images; times in ms."""
+
+    steps: int
+    loss: float
+    accuracy: float
+    predicted_step_ms: float
+    measured_step_ms: float
+    used_bytes: int
+
+
+class Trainer:
+    """One run on an open backend.
+
+    Args:
+        prepared: see vdnn.runtime.prepare.
+        folder: where metrics and checkpoints go.
+        listener: told what happens.
+    """
+
+    def __init__(self, prepared: Prepared, folder: RunFolder, listener: Listener):
+        self.prepared, self.folder, self.listener = prepared, folder, listener
+        self.config, self.backend = prepared.config, prepared.backend
+        self.step = 0
+        self.predicted_step_ms, self.predicted_from = prepared.predicted_step_ms(), prepared.backend.caps.cost_source
+        self._executors: dict[Key, Executor] = {}
+        self._signal: int | None = None
+        self._times: list[float] = []
+
+    # ---- state
+
+    def start(self) -> None:
+        """Take the memory, measure the step if it is short, draw the first weights."""
+        self._open()
+        self._write(init_parameters(self.prepared.graph, self.config.train.seed))
+        self.folder.metrics.start()
+
+    def resume(self, checkpoint: Path) -> None:
+        """Take the memory and continue from `checkpoint` as if nothing had happened."""
+        tensors, state = load(checkpoint)
+        expected = {name: spec.shape for name, spec in self._persistent().items()}
+        check_tensors(checkpoint, tensors, expected)
+        self._open()
+        self._write(tensors)
+        self.step = state["step"]
+        self.folder.metrics.start(self.step)
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Weights, momentum and statistics as they are now, by name."""
+        pool = self._pool()
+        found = {name: np.zeros(spec.shape, np.float32) for name, spec in self._persistent().items()}
+        for name, array in found.items():
+            self.backend.fetch(pool.view(name), array, "out")
+        self.backend.sync()
+        return found
+
+    def checkpoint(self) -> Path:
+        """Write a checkpoint of the present state."""
+        per_epoch = self.prepared.steps.per_epoch
+        done = self.step % per_epoch
+        state = State(
+            network=self.prepared.graph.name,
+            step=self.step,
+            epoch=self.step // per_epoch,
+            position=done * self.config.train.batch_size,
+            seed=self.config.train.seed,
+            schedule=self.config.schedule.model_dump(mode="json"),
+            algorithms=dict(self.prepared.plans.algorithms()),
+            config=self.config.model_dump(mode="json"),
+        )
+        return save(self.folder.checkpoints, self.tensors(), state, self.config.checkpoint.keep)
+
+    # ---- the run
+
+    def run(self) -> Result:
+        """Train to the end and evaluate; Interrupted after a signal, NotFiniteError at a NaN."""
+        handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return self._run()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _run(self) -> Result:
+        steps = self.prepared.steps
+        loss = accuracy = float("nan")
+        if self.step and self.step % steps.per_epoch == 0:
+            loss, accuracy = self._epoch_end(resumed=True)
+        while self.step < steps.total:
+            self._epoch()
+            if self.step % steps.per_epoch == 0 or self.step == steps.total:
+                loss, accuracy = self._epoch_end()
+        if not isfinite(loss):
+            loss, accuracy = self._evaluate_and_tell()
+        measured = float(np.median(self._times)) if self._times else float("nan")
+        used = max(e.pool.peak_bytes + e.plan.persistent_bytes for e in self._executors.values())
+        return Result(self.step, loss, accuracy, self.predicted_step_ms, measured, used)
+
+    def _epoch(self) -> None:
+        train, steps = self.config.train, self.prepared.steps
+        split = self.prepared.source.train
+        epoch, done = divmod(self.step, steps.per_epoch)
+        order = epoch_order(train.seed, epoch, len(split))
+        waiting = perf_counter()
+        for images, labels in batches(split, order, done * train.batch_size, train.batch_size, train.drop_last):
+            started = perf_counter()
+            lr = learning_rate(self.config.schedule, self.config.optimizer.lr, self.step, steps.per_epoch, steps.total)
+            loss, accuracy = self._train_step(images, labels, lr)
+            ended = perf_counter()
+            self.step += 1
+            if len(images) == train.batch_size:
+                self._times.append((ended - started) * 1000)
+            waited = (started - waiting) * 1000
+            self.listener.step(
+                StepInfo(
+                    self.step, steps.total, epoch, loss, accuracy, lr, len(images), (ended - started) * 1000, waited
+                )
+            )
+            self._stop_if_asked()
+            if self.step == steps.total:
+                return
+            waiting = perf_counter()
+
+    def _epoch_end(self, resumed: bool = False) -> tuple[float, float]:
+        """Checkpoint first, then evaluate, so that a kill during evaluation loses no training."""
+        steps = self.prepared.steps
+        epoch, last = self.step // steps.per_epoch, self.step == steps.total
+        if not resumed and (last or _due(self.config.checkpoint.every_epochs, epoch)):
+            self.checkpoint()
+        if last or _due(self.config.evaluate.every_epochs, epoch):
+            if not (resumed and self.folder.metrics.has(self.step, "test")):
+                return self._evaluate_and_tell()
+        return float("nan"), float("nan")
+
+    def _train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int32], lr: float) -> tuple[float, float]:
+        """One step over all of its parts; mean loss and share of right first choices."""
+        full = len(images) == self.config.train.batch_size
+        parts = self.prepared.steps.full if full else self.prepared.steps.ragged
+        start, losses, correct = 0, 0.0, 0
+        for key in parts:
+            end = start + key[1]
+            record = new_step(lr, 1 / len(images), self.step, self.config.train.seed, start)
+            feeds = {IMAGES: images[start:end], LABELS: labels[start:end], STEP: record}
+            executor = self._executor(key)
+            fetched = executor.run(feeds)
+            part = float(np.sum(fetched[executor.program.loss], dtype=np.float64))
+            if not isfinite(part) or fetched[STEP].view(STEP_DTYPE)["not_finite"][0]:
+                raise self._diagnose(executor, feeds, lr)
+            losses += part
+            correct += int(np.sum(fetched[executor.program.correct]))
+            start = end
+        return losses / len(images), correct / len(images)
+
+    def evaluate(self) -> tuple[float, float]:
+        """Mean loss and top-1 accuracy over all test images, the last partial batch included."""
+        split, losses, correct = self.prepared.source.test, 0.0, 0
+        sizes = slice_sizes(len(split), self.prepared.steps.evaluation[0][1])
+        start = 0
+        for size in sizes:
+            indices = np.arange(start, start + size)
+            executor = self._executor(("eval", size))
+            feeds = {
+                IMAGES: np.ascontiguousarray(split.images(indices)),
+                LABELS: np.ascontiguousarray(split.labels(indices)),
+                STEP: new_step(0.0, 1.0, self.step, self.config.train.seed),
+            }
+            fetched = executor.run(feeds)
+            losses += float(np.sum(fetched[executor.program.loss], dtype=np.float64))
+            correct += int(np.sum(fetched[executor.program.correct]))
+            start += size
+            self._stop_if_asked()
+        return losses / len(split), correct / len(split)
+
+    def _evaluate_and_tell(self) -> tuple[float, float]:
+        loss, accuracy = self.evaluate()
+        epoch = self.step // self.prepared.steps.per_epoch
+        self.folder.metrics.write(step=self.step, epoch=epoch, split="test", loss=f"{loss:.6f}", accuracy=f"{accuracy:.6f}")
+        self.listener.evaluated(self.step, epoch, loss, accuracy)
+        return loss, accuracy
+
+    # ---- signals and NaN
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self._signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice: do not wait for the step
+        self._signal = number
+        self.listener.note(f"{signal.Signals(number).name} received: finishing this step, then writing a checkpoint")
+
+    def _stop_if_asked(self) -> None:
+        if self._signal is not None:
+            raise Interrupted(self._signal, self.checkpoint())
+
+    def _diagnose(self, executor: Executor, feeds: Mapping[str, NDArray[Any]], lr: float) -> NotFiniteError:
+        """Run the part again, op by op, to name the first layer whose output is not finite."""
+        found: list[Op] = []
+
+        def look(op: Op, arrays: Mapping[str, Any]) -> None:
+            if not found and any(
+                not np.isfinite(arrays[arg]).all() for arg in op.writes if arrays[arg].dtype.kind == "f"
+            ):
+                found.append(op)
+
+        Executor(self.backend, executor.plan, executor.program, inspect=look).run(feeds)
+        place = f"first in layer '{found[0].layer}' (op '{found[0].name}')" if found else "in a weight gradient"
+        return NotFiniteError(
+            f"step {self.step}: NaN or infinity {place}; learning rate {lr:g}: lower it (--lr) or add a warm-up. "
+            f"Checkpoints in '{self.folder.checkpoints}' are from before it"
+        )
+
+    # ---- memory
+
+    def _open(self) -> None:
+        plans = self.prepared.plans
+        self.backend.open(plans.slab_bytes, plans.host_bytes)
+        if self.predicted_step_ms < MEASURE_BELOW_MS:
+            self._measure()
+
+    def _measure(self) -> None:
+        total = 0.0
+        for key in self.prepared.steps.full:
+            planned = self.prepared.plans[key]
+            feeds = {
+                name: np.zeros(planned.program.tensors[name].shape, dtype)
+                for name, dtype in ((IMAGES, np.uint8), (LABELS, np.int32))
+            }
+            feeds[STEP] = new_step(0.0, 0.0, 0, 0)
+            costs = measure_costs(self.backend, planned.plan, planned.program, feeds, planned.costs)
+            total += simulate(planned.plan, planned.program, costs).total_ms
+            self.predicted_from = costs.source
+        self.predicted_step_ms = total
+
+    def _persistent(self) -> dict[str, Any]:
+        """Specs of what a checkpoint holds: weights, momentum, statistics."""
+        tensors = self.prepared.plans.persistent.tensors
+        names = self.prepared.plans.persistent.persistent
+        return {name: tensors[name] for name in names if name != STEP and tensors[name].role != "wgrad"}
+
+    def _pool(self) -> Pool:
+        planned = self.prepared.plans[self.prepared.steps.full[0]]
+        return Pool(self.prepared.plans.persistent.tensors, planned.plan.persistent, self.backend.view)
+
+    def _write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        pool = self._pool()
+        for name, spec in self._persistent().items():
+            value = tensors.get(name)
+            fresh = np.zeros(spec.shape, np.float32) if value is None else value  # momentum starts at rest
+            self.backend.feed(pool.view(name), fresh, "in")
+        self.backend.sync()
+
+    def _executor(self, key: Key) -> Executor:
+        if key not in self._executors:
+            planned = self.prepared.plans[key]
+            self._executors[key] = Executor(self.backend, planned.plan, planned.program)
+        return self._executors[key]
+
+
+def _due(every: int, epoch: int) -> bool:
+    return bool(every) and epoch % every == 0

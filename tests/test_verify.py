@@ -1,0 +1,454 @@
+"""The verifier on one small plan, valid as it stands, and on that plan with one fault of every kind.
+
+The program: images → left and right half of "cat" → z → loss; g from cat and z; w from g. "cat" is copied out and in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from vdnn.errors import PlanError, ProgramError
+from vdnn.layers import Op, Program, TensorSpec
+from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Record, Wait
+from vdnn.memory.verify import verify
+
+Steps = list[Any]
+
+
+def op(name: str, reads: tuple[str, ...], writes: tuple[str, ...], accumulate: bool = False) -> Op:
+    arguments = {f"y{i}": tensor for i, tensor in enumerate(writes)}
+    reading = {f"x{i}": tensor for i, tensor in enumerate(reads)}
+    return Op(name, "test.op", "layer", "forward", reading, arguments, {}, tuple(arguments) if accumulate else ())
+
+
+TENSORS = (
+    TensorSpec("w", "weight", (4,)),
+    TensorSpec("images", "input", (2, 4, 2, 2), "uint8"),
+    TensorSpec("cat", "act", (2, 8, 2, 2)),
+    TensorSpec("left", "act", (2, 4, 2, 2), view_of="cat"),
+    TensorSpec("right", "act", (2, 4, 2, 2), view_of="cat", channel=4),
+    TensorSpec("z", "act", (2, 8, 2, 2)),
+    TensorSpec("z2", "act", (2, 8, 2, 2), view_of="z"),
+    TensorSpec("losses", "loss", (2,)),
+    TensorSpec("g", "wgrad", (4,)),
+)
+PROGRAM = Program(
+    name="small",
+    batch=2,
+    mode="train",
+    tensors={spec.name: spec for spec in TENSORS},
+    ops=(
+        op("left", ("images",), ("left",)),
+        op("right", ("images",), ("right",)),
+        op("z", ("cat", "w"), ("z",)),
+        op("z2", ("z",), ("z2",)),
+        op("loss", ("z2",), ("losses",)),
+        op("back", ("cat", "z2"), ("g",)),
+        op("update", ("g",), ("w",), accumulate=True),
+    ),
+    persistent=("w",),
+    feeds=("images",),
+    fetches=("losses",),
+    loss="losses",
+    correct="losses",
+)
+STEPS = (
+    Alloc("images", 256, 32),
+    Feed("images", "in"),
+    Record(0, "in"),
+    Alloc("cat", 512, 256),
+    Wait(0, "compute"),
+    Launch("left", "compute"),
+    Launch("right", "compute"),
+    Record(1, "compute"),
+    Free("images", "compute"),
+    Wait(1, "out"),
+    CopyOut("cat", 0, "out"),
+    Record(2, "out"),
+    Alloc("z", 768, 256),
+    Launch("z", "compute"),
+    Launch("z2", "compute"),
+    Wait(2, "compute"),
+    Free("cat", "compute"),
+    Alloc("losses", 512, 8),
+    Launch("loss", "compute"),
+    Record(3, "compute"),
+    Wait(3, "out"),
+    Fetch("losses", "out"),
+    Free("losses", "out"),
+    Alloc("cat", 1024, 300),
+    Wait(2, "in"),
+    CopyIn("cat", "in"),
+    Record(4, "in"),
+    Alloc("g", 256, 16),
+    Wait(4, "compute"),
+    Launch("back", "compute"),
+    Free("cat", "compute"),
+    Free("z", "compute"),
+    Launch("update", "compute"),
+    Free("g", "compute"),
+)
+PLAN = Plan("small", 2, "train", PROGRAM.digest(), "", {"w": 0, "other": 256}, 256, 2048, 256, STEPS)
+
+
+def find(steps: Any, step: Any) -> int:
+    """Index of the first step equal to `step`, kind included."""
+    return next(i for i, other in enumerate(steps) if type(other) is type(step) and other == step)
+
+
+def drop(*steps: Any) -> Callable[[Steps], Steps]:
+    return lambda all_steps: [s for s in all_steps if not any(type(s) is type(d) and s == d for d in steps)]
+
+
+def put(step: Any, *new: Any, after: bool = False) -> Callable[[Steps], Steps]:
+    """`new` before (or after) `step`."""
+
+    def edit(steps: Steps) -> Steps:
+        at = find(steps, step) + after
+        return [*steps[:at], *new, *steps[at:]]
+
+    return edit
+
+
+def turn(old: Any, new: Any) -> Callable[[Steps], Steps]:
+    """`new` instead of the first `old`."""
+
+    def edit(steps: Steps) -> Steps:
+        at = find(steps, old)
+        return [*steps[:at], new, *steps[at + 1 :]]
+
+    return edit
+
+
+def both(*edits: Callable[[Steps], Steps]) -> Callable[[Steps], Steps]:
+    def edit(steps: Steps) -> Steps:
+        for one in edits:
+            steps = one(steps)
+        return steps
+
+    return edit
+
+
+LEFT, RIGHT, Z, Z2 = (Launch(name, "compute") for name in ("left", "right", "z", "z2"))
+LOSS, BACK, UPDATE = (Launch(name, "compute") for name in ("loss", "back", "update"))
+OUT, IN, FEED, FETCH = CopyOut("cat", 0, "out"), CopyIn("cat", "in"), Feed("images", "in"), Fetch("losses", "out")
+FREE_IMAGES, FREE_CAT, FREE_LOSSES = Free("images", "compute"), Free("cat", "compute"), Free("losses", "out")
+IMAGES, CAT, LOSSES, G = STEPS[0], STEPS[3], STEPS[17], STEPS[27]
+
+VALID = {
+    "as it stands": lambda steps: steps,
+    "launches in another order": both(drop(LEFT), put(RIGHT, LEFT, after=True)),
+    "a wait too many": put(Z, Record(9, "out"), Wait(9, "compute")),
+    "a storage that no step uses": put(LOSSES, Alloc("g", 1536, 16), Free("g", "in")),
+    "a storage copied out before anything is written": both(
+        drop(G),
+        put(OUT, Alloc("g", 1536, 16), CopyOut("g", 0, "in"), Record(9, "in"), Wait(9, "out")),
+        put(BACK, Wait(9, "compute")),
+    ),
+    "a host copy that is never used, and its bytes taken": put(OUT, CopyOut("cat", 0, "out")),
+    "two copies of one storage on the host": put(
+        Record(4, "in"), Wait(4, "out"), CopyIn("cat", "out"), Record(9, "out"), Wait(9, "compute"), after=True
+    ),
+    "a copy in over the bytes it came from": put(
+        Z, Wait(2, "in"), CopyIn("cat", "in"), Record(9, "in"), Wait(9, "compute")
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", VALID.values(), ids=VALID)
+def test_a_valid_plan_is_accepted(edit: Callable[[Steps], Steps]) -> None:
+    verify(PROGRAM, replace(PLAN, steps=tuple(edit(list(STEPS)))))
+
+
+FAULTS: dict[str, tuple[Callable[[Steps], Steps], Any, str]] = {
+    # name: edit, the step at fault in the edited plan (None: none), what the message must say
+    # ---- ops, feeds and fetches
+    "op in no step": (drop(UPDATE), None, "op 'update' is in no step"),
+    "op twice": (put(LOSS, Z2), 18, "op 'z2' is done a second time, first by step 14 Launch(op='z2'"),
+    "unknown op": (put(Z, Launch("q", "compute")), 13, "op 'q' is not in the program"),
+    "op on a copy stream": (turn(Z, Launch("z", "in")), 13, "op 'z' runs on stream 'in', expected 'compute'"),
+    "unknown stream": (turn(OUT, CopyOut("cat", 0, "up")), 10, "unknown stream 'up', expected one of compute, out, in"),
+    "no step": (put(Z, ("Launch", "z", "compute")), 13, "('Launch', 'z', 'compute') is no step"),
+    "no feed": (
+        drop(FEED),
+        4,
+        "op 'left' reads 'images': 'images' should hold the feed of 'images', but holds nothing",
+    ),
+    "feed twice": (put(Record(0, "in"), FEED), 2, "feed 'images' is done a second time, first by step 1 Feed"),
+    "feed of what is none": (put(Z, Feed("w", "compute")), 13, "'w' is fed, but is no feed of the program"),
+    "feed after its reader": (both(drop(FEED), put(RIGHT, FEED, after=True)), 4, "op 'left' reads 'images'"),
+    "no fetch": (drop(FETCH), None, "fetch 'losses' is in no step"),
+    "fetch twice": (put(FREE_LOSSES, FETCH), 22, "fetch 'losses' is done a second time, first by step 21 Fetch"),
+    "fetch of what is none": (put(Z, Fetch("w", "compute")), 13, "'w' is fetched, but is no fetch of the program"),
+    "fetch before the write": (
+        both(drop(FETCH), put(LOSS, FETCH)),
+        18,
+        "Fetch reads 'losses': 'losses' should hold what op 'loss' wrote, but holds nothing that was written",
+    ),
+    # ---- events
+    "wait before the record": (
+        put(IMAGES, Wait(3, "out")),
+        0,
+        "'out' waits for event 3, which no step before this one",
+    ),
+    "event recorded twice": (turn(Record(4, "in"), Record(1, "in")), 26, "event 1 is recorded a second time"),
+    # ---- versions
+    "read before the write": (
+        both(drop(Z2), put(LOSS, Z2, after=True)),
+        17,
+        "op 'loss' reads 'z2': 'z' should hold what op 'z2' wrote, but holds what op 'z' wrote, since step 13 Launch",
+    ),
+    "read of a part not written": (
+        both(drop(RIGHT, FREE_IMAGES), put(Z, RIGHT, FREE_IMAGES, after=True)),
+        11,
+        "op 'z' reads 'cat': channels 4 to 7 of 'cat' should hold what op 'right' wrote, but holds nothing",
+    ),
+    "copied out before a part is written": (
+        both(drop(RIGHT, FREE_IMAGES), put(Z, Wait(2, "compute"), RIGHT, FREE_IMAGES)),
+        30,
+        "op 'back' reads 'cat': channels 4 to 7 of 'cat' should hold what op 'right' wrote, but holds nothing that was"
+        " written, since step 26 CopyIn",
+    ),
+    # ---- order of streams
+    "read before the feed is over": (
+        drop(Wait(0, "compute")),
+        4,
+        "op 'left' reads 'images' on stream 'compute', but step 1 Feed(tensor='images', stream='in') need not be over"
+        " by then: let 'compute' wait for an event recorded on 'in' after it",
+    ),
+    "read before the copy in is over": (
+        drop(Wait(4, "compute")),
+        28,
+        "op 'back' reads 'cat' on stream 'compute', but step 25",
+    ),
+    "copy out before the write is over": (
+        drop(Wait(1, "out")),
+        9,
+        "CopyOut reads 'cat' on stream 'out', but step 5 Launch",
+    ),
+    "copy in before the copy out is over": (
+        drop(Wait(2, "in")),
+        24,
+        "the copy-in of 'cat' on stream 'in', but step 10 CopyOut",
+    ),
+    "fetch before the write is over": (
+        drop(Wait(3, "out")),
+        20,
+        "Fetch reads 'losses' on stream 'out', but step 18 Launch",
+    ),
+    "write before the read is over": (
+        put(Z2, Record(9, "compute"), Wait(9, "out"), CopyOut("z", 0, "out"), Wait(2, "in")),
+        18,
+        "op 'z2' writes 'z2' on stream 'compute', but step 16 CopyOut(storage='z'",
+    ),
+    "write before another write is over": (
+        put(Record(4, "in"), CopyIn("cat", "out")),
+        26,
+        "CopyIn writes 'cat' on stream 'out', but step 25 CopyIn(storage='cat', stream='in') need not be over",
+    ),
+    "a record before the step it is for": (
+        both(drop(Record(0, "in")), put(FEED, Record(0, "in"))),
+        5,
+        "op 'left' reads 'images' on stream 'compute', but step 2",
+    ),
+    # ---- places
+    "no multiple of the alignment": (
+        turn(CAT, Alloc("cat", 520, 256)),
+        3,
+        "'cat' is put at 520 B, no multiple of 256 B",
+    ),
+    "too small": (turn(CAT, Alloc("cat", 512, 255)), 3, "'cat' gets 255 B, but needs 256 B"),
+    "in the persistent section": (
+        turn(CAT, Alloc("cat", 0, 256)),
+        3,
+        "'cat' is put at bytes 0 to 256, outside of 256 (end of",
+    ),
+    "beyond the slab": (
+        turn(CAT, Alloc("cat", 2048, 256)),
+        3,
+        "outside of 256 (end of the persistent section) to 2048 (end",
+    ),
+    "over a live storage": (
+        turn(CAT, Alloc("cat", 256, 256)),
+        3,
+        "'cat' is put at bytes 256 to 512, over 'images', not yet freed",
+    ),
+    "into the end of a live storage": (
+        turn(G, Alloc("g", 1280, 16)),
+        27,
+        "'g' is put at bytes 1280 to 1296, over 'cat'",
+    ),
+    "allocated twice": (put(Z, Alloc("cat", 1536, 256)), 13, "'cat' is allocated a second time before it is freed"),
+    "never allocated": (drop(LOSSES), 17, "op 'loss' uses 'losses', which was never allocated"),
+    "a view": (turn(CAT, Alloc("left", 512, 256)), 3, "'left' is a view of 'cat', expected that storage"),
+    "unknown storage": (turn(CAT, Alloc("q", 512, 256)), 3, "'q' is not in the program"),
+    "persistent allocated": (
+        put(Z, Alloc("w", 1280, 256)),
+        13,
+        "'w' is persistent: it is never allocated, freed or copied",
+    ),
+    "persistent freed": (put(Z, Free("w", "compute")), 13, "'w' is persistent"),
+    "persistent copied": (put(Z, CopyOut("w", 0, "compute")), 13, "'w' is persistent"),
+    # ---- frees
+    "never freed": (drop(Free("g", "compute")), None, "storage 'g' is allocated but not freed after its last use"),
+    "freed twice": (put(Z, FREE_IMAGES), 13, "Free uses 'images', which was freed by step 8 Free(storage='images'"),
+    "freed before a use": (
+        both(drop(FREE_IMAGES), put(RIGHT, FREE_IMAGES)),
+        7,
+        "op 'right' uses 'images', which was freed by step 6 Free",
+    ),
+    "freed before a copy is over": (
+        drop(Wait(2, "compute")),
+        15,
+        "the Free of 'cat' on stream 'compute', but step 10 CopyOut",
+    ),
+    "bytes taken before the free is over": (
+        turn(FREE_IMAGES, Free("images", "in")),
+        8,
+        "the Free of 'images' on stream 'in', but step 6 Launch(op='right'",
+    ),
+    "first write before the free is over": (
+        both(
+            drop(Wait(2, "compute")),
+            turn(FREE_CAT, Record(9, "compute")),
+            put(LOSSES, Wait(9, "out"), Free("cat", "out")),
+        ),
+        19,
+        "op 'loss' writes 'losses' on stream 'compute', but step 17 Free(storage='cat', stream='out') need not be over",
+    ),
+    "first copy out before the free is over": (
+        both(drop(G), put(Z, Alloc("g", 256, 16), CopyOut("g", 0, "in"))),
+        14,
+        "the copy-out of 'g' on stream 'in', but step 8 Free(storage='images'",
+    ),
+    "free before the free of who was there before": (
+        put(Z, Alloc("g", 256, 16), Free("g", "in")),
+        14,
+        "the Free of 'g' on stream 'in', but step 8 Free(storage='images'",
+    ),
+    # ---- the host
+    "beyond the host slab": (
+        turn(OUT, CopyOut("cat", 8, "out")),
+        10,
+        "'cat' is copied to host bytes 8 to 264, outside of 0 to 256",
+    ),
+    "never copied out": (drop(OUT), 24, "'cat' is copied in, but was never copied out"),
+    "host bytes taken": (
+        put(FETCH, CopyOut("z", 0, "out")),
+        26,
+        "'cat' is copied in from host bytes 0 to 256, of which step 21 CopyOut(storage='z'",
+    ),
+    "host bytes taken before their copy is over": (
+        put(Z2, CopyOut("z", 0, "compute")),
+        14,
+        "the copy-out of 'z' to host bytes 0 to 256 on stream 'compute', but step 10 CopyOut(storage='cat'",
+    ),
+    "host bytes taken while they are read": (
+        put(Free("z", "compute"), CopyOut("z", 0, "out")),
+        31,
+        "the copy-out of 'z' to host bytes 0 to 256 on stream 'out', but step 25 CopyIn(storage='cat'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("edit", "step", "message"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_named_with_its_step(edit: Callable[[Steps], Steps], step: int | None, message: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)) as error:
+        verify(PROGRAM, replace(PLAN, steps=tuple(edit(list(STEPS)))))
+    assert error.value.step == step
+    assert str(error.value).startswith(f"plan step {step}: " if step is not None else message)
+
+
+PLANS = {
+    "name": (replace(PLAN, name="other"), "name is 'other', expected the program's, 'small'"),
+    "batch": (replace(PLAN, batch=3), "batch is 3, expected the program's, 2"),
+    "mode": (replace(PLAN, mode="eval"), "mode is 'eval', expected the program's, 'train'"),
+    "slab below the persistent section": (replace(PLAN, slab_bytes=255), "256 B, 255 B and 256 B"),
+    "negative host": (replace(PLAN, host_bytes=-1), "256 B, 2048 B and -1 B"),
+    "no place": (replace(PLAN, persistent={}), "persistent storage 'w' has no place in the persistent section"),
+    "unaligned place": (replace(PLAN, persistent={"w": 16}), "'w' lies at 16 B, no multiple of 256 B"),
+    "place before the slab": (replace(PLAN, persistent={"w": -256}), "'w' lies at -256 B, before the slab"),
+    "place beyond the section": (
+        replace(PLAN, persistent={"w": 256}),
+        "'w' ends at 272 B, beyond the persistent section",
+    ),
+    "another plan's storage beyond the section": (
+        replace(PLAN, persistent={"w": 0, "other": 512}),
+        "'other' ends at 512 B",
+    ),
+    "another plan's storage over ours": (
+        replace(PLAN, persistent={"w": 0, "other": 0}),
+        "'other' lies at 0 B, over 'w'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("plan", "message"), PLANS.values(), ids=PLANS)
+def test_a_fault_of_the_whole_plan_is_named(plan: Plan, message: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(message)) as error:
+        verify(PROGRAM, plan)
+    assert error.value.step is None
+
+
+def test_places_of_persistent_storages_may_not_overlap() -> None:
+    program = replace(PROGRAM, tensors={**PROGRAM.tensors, "v": TensorSpec("v", "state", (65,))}, persistent=("v", "w"))
+    verify(program, replace(PLAN, persistent={"v": 0, "w": 512}, persistent_bytes=768, steps=_moved(STEPS, 512)))
+    message = re.escape("persistent storage 'w' lies at 256 B, over 'v', which ends at 260 B")
+    with pytest.raises(PlanError, match=message):
+        verify(program, replace(PLAN, persistent={"v": 0, "w": 256}, persistent_bytes=768, steps=_moved(STEPS, 512)))
+
+
+def _moved(steps: Any, by: int) -> tuple[Any, ...]:
+    return tuple(step._replace(offset=step.offset + by) if isinstance(step, Alloc) else step for step in steps)
+
+
+def test_a_persistent_storage_must_end_as_the_program_leaves_it() -> None:
+    ops = (op("one", (), ("w",)), op("two", (), ("w",)))
+    program = replace(PROGRAM, ops=ops, feeds=(), fetches=())
+    one, two = (Launch(name, "compute") for name in ("one", "two"))
+    verify(program, replace(PLAN, steps=(one, two)))
+    message = re.escape(
+        "persistent 'w' should end as what op 'two' wrote, but ends as what op 'one' wrote, since step 1"
+    )
+    with pytest.raises(PlanError, match=message):
+        verify(program, replace(PLAN, steps=(two, one)))
+
+
+PROGRAMS = {
+    "unknown tensor": ({"ops": (op("z", ("q",), ("z",)),)}, "program 'small' names the unknown tensor 'q'"),
+    "two ops of one name": ({"ops": PROGRAM.ops[:1] * 2}, "program 'small' has two ops named 'left'"),
+    "read of what nothing wrote": (
+        {"ops": (PROGRAM.ops[0], PROGRAM.ops[2])},
+        "op 'z' reads 'cat' before anything has written channels 4 to 7 of 'cat'",
+    ),
+    "fetch of what nothing wrote": ({"ops": ()}, "the host reads 'losses' before anything has written 'losses'"),
+    "persistent view": ({"persistent": ("w", "left")}, "program 'small' keeps 'left', which is no storage"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_without_meaning_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProgramError, match=re.escape(message)):
+        verify(replace(PROGRAM, **change), PLAN)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        TensorSpec("bad", "act", (2, 4, 2, 2), view_of="cat", channel=5),
+        TensorSpec("bad", "act", (2, 8, 2, 2), view_of="cat", channel=1),
+        TensorSpec("bad", "act", (2, 4, 2, 1), view_of="cat"),
+        TensorSpec("bad", "act", (1, 4, 2, 2), view_of="cat"),
+        TensorSpec("bad", "act", (2, 4, 2, 2), "float16", view_of="cat"),
+        TensorSpec("bad", "act", (2, 4, 2, 2), layout="NHWC", view_of="cat"),
+        TensorSpec("bad", "act", (2, 4, 2, 2), view_of="left"),
+        TensorSpec("bad", "act", (2, 4, 2, 2), view_of="q"),
+    ],
+)
+def test_a_view_that_is_no_range_of_channels_of_a_storage_is_refused(view: TensorSpec) -> None:
+    with pytest.raises(ProgramError, match=r"tensor 'bad'.* is (no range of channels of|a view of)"):
+        verify(replace(PROGRAM, tensors={**PROGRAM.tensors, "bad": view}), PLAN)
