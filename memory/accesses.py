@@ -142,7 +142,6 @@ class Accesses:
             for reader, read_at in enumerate(cell.read_at):
                 if read_at > clock[reader]:
                     raise self._unordered(read_at, reader, stream, f"{self._actor()} writes '{region.tensor}'")
-                cell.read_at[reader] = NEVER
             cell.version, cell.writer, cell.written_at = version, stream, now
 
     def after(self, steps: Sequence[int], stream: int, what: str) -> None:

@@ -100,7 +100,7 @@ def simulate(plan: Plan, program: Program, costs: CostTable) -> Timing:
     """Time of one run of `plan` of `program` (with algorithms) under `costs`."""
     clock = StreamClock(costs.rates)
     times = op_times(program, costs)
-    sizes = {step.storage: step.nbytes for step in plan.steps if isinstance(step, Alloc)}
+    tensors = program.tensors
     spans: list[tuple[float, float] | None] = []
     busy = {"compute": 0.0, "out": 0.0, "in": 0.0}
     for step in plan.steps:
@@ -110,13 +110,13 @@ def simulate(plan: Plan, program: Program, costs: CostTable) -> Timing:
                 span = clock.run(step.stream, times[step.op])
                 busy["compute"] += times[step.op]
             case CopyOut():
-                span = clock.copy("out", sizes[step.storage], step.stream)
+                span = clock.copy("out", tensors[step.storage].nbytes, step.stream)
             case CopyIn():
-                span = clock.copy("in", sizes[step.storage], step.stream)
+                span = clock.copy("in", tensors[step.storage].nbytes, step.stream)
             case Feed():
-                span = clock.copy("in", program.tensors[step.tensor].nbytes, step.stream)
+                span = clock.copy("in", tensors[step.tensor].nbytes, step.stream)
             case Fetch():
-                span = clock.copy("out", program.tensors[step.tensor].nbytes, step.stream)
+                span = clock.copy("out", tensors[step.tensor].nbytes, step.stream)
             case Record():
                 clock.record(step.event, step.stream)
             case Wait():

@@ -9,6 +9,9 @@ Plans that share a slab are given the same `persistent` places. BudgetError if t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from operator import attrgetter
+from typing import NamedTuple
 
 from vdnn.errors import BudgetError
 from vdnn.layers.op import Program
@@ -23,6 +26,14 @@ from vdnn.units import format_bytes
 
 ROUNDS = 4
 """Tries at making room for fragmentation by postponing prefetches before a plan is called too large."""
+
+
+class _Fit(NamedTuple):
+    """A schedule, an offset for each of its residencies, and the bytes that they span."""
+
+    schedule: Schedule
+    offsets: list[int]
+    height: int
 
 
 def persistent_places(program: Program) -> tuple[dict[str, int], int]:
@@ -79,23 +90,30 @@ def plan_program(
     )
 
 
-def _fit(planned: Program, decisions: Decisions, room: int | None) -> tuple[Schedule, list[int], int]:
+def _fit(planned: Program, decisions: Decisions, room: int | None) -> _Fit:
     """A schedule and placement within `room` bytes if one is found, else the smallest."""
+    tried = best = _try(planned, decisions, room)
+    if room is None or not decisions.offload:
+        return best
     target = room
-    best: tuple[Schedule, list[int], int] | None = None
-    for _ in range(ROUNDS):
-        schedule = make_schedule(planned, decisions, target)
-        if decisions.allocation == "network":
-            offsets, height = network_wide_offsets(planned, schedule)
-        else:
-            offsets, height = place([Block(stay.start, stay.end, stay.nbytes) for stay in schedule.residencies])
-        if best is None or height < best[2]:
-            best = schedule, offsets, height
-        if target is None or room is None or height <= room:
-            break
+    for _ in range(ROUNDS - 1):
+        if best.height <= room:
+            return best
         # fragmentation took more than there is: schedule again for what was lost
-        target -= height - room
-    return best  # type: ignore[return-value]
+        target -= tried.height - room
+        tried = _try(planned, decisions, target)
+        best = min(best, tried, key=attrgetter("height"))
+    if best.height > room:
+        # with nothing fetched early the decisions need least, and as much as `smallest_budget` says
+        best = min(best, _try(planned, replace(decisions, prefetch_bytes=0), room), key=attrgetter("height"))
+    return best
+
+
+def _try(planned: Program, decisions: Decisions, room: int | None) -> _Fit:
+    schedule = make_schedule(planned, decisions, room)
+    if decisions.allocation == "network":
+        return _Fit(schedule, *network_wide_offsets(planned, schedule))
+    return _Fit(schedule, *place([Block(stay.start, stay.end, stay.nbytes) for stay in schedule.residencies]))
 
 
 def _placed(schedule: Schedule, offsets: list[int], base: int) -> tuple[Action, ...]:
@@ -104,5 +122,3 @@ def _placed(schedule: Schedule, offsets: list[int], base: int) -> tuple[Action, 
         action._replace(offset=base + next(ranks)) if isinstance(action, Alloc) else action
         for action in schedule.actions
     )
-
-

@@ -86,12 +86,13 @@ class Executor:
             self.inspect(op, arrays)
 
     def _copy_out(self, step: CopyOut) -> None:
-        offset, nbytes = self.pool.place(step.storage)
+        # the storage's own bytes: its place may be longer, and on the host that padding may be another's
+        offset, nbytes = self.pool.place(step.storage)[0], self.program.tensors[step.storage].nbytes
         self._host[step.storage] = step.host_offset
         self.backend.copy_out(offset, step.host_offset, nbytes, step.stream)
 
     def _copy_in(self, step: CopyIn) -> None:
-        offset, nbytes = self.pool.place(step.storage)
+        offset, nbytes = self.pool.place(step.storage)[0], self.program.tensors[step.storage].nbytes
         self.backend.copy_in(offset, self._host[step.storage], nbytes, step.stream)
 
     def _record(self, step: Record) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
 from vdnn.layers import Op, Program, TensorSpec
 from vdnn.memory.plan import STREAMS, Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Record, Wait
 
@@ -236,41 +237,48 @@ def sound(program: Program, plan: Plan) -> bool:
             return False
     except (Broken, KeyError, ValueError):
         return False
-    read, written = (np.zeros((len(bound), plan.slab_bytes + plan.host_bytes), np.float32) for _ in range(2))
-    for i, (_, reads, writes) in enumerate(bound):
-        for row, views in ((read[i], reads), (written[i], writes)):
-            for view in views:
-                view(row[: plan.slab_bytes], row[plan.slab_bytes :])[...] = 1
-    shared = written @ (read + written).T > 0
-    shared |= shared.T | _other_stays(program, plan)
-    ordered = _ordered(plan)
-    streamed = np.array([hasattr(step, "stream") for step in plan.steps])
-    return not (np.triu(shared, 1) & ~ordered & streamed[:, None] & streamed).any()
+    touched = [(_bytes(plan, reads), _bytes(plan, writes)) for _, reads, writes in bound]
+    others = _other_stays(program, plan)
+    before = _before(plan)
+    for j, (read, written) in enumerate(touched):
+        for i, (earlier_read, earlier_written) in enumerate(touched[:j]):
+            shared = written & (earlier_read | earlier_written) or read & earlier_written or (i, j) in others
+            if shared and not before[j] >> i & 1:
+                return False
+    return True
 
 
-def _ordered(plan: Plan) -> NDArray[np.bool_]:
-    """[i, j]: step i is over before step j begins, by streams and events, through any number of others."""
-    count = len(plan.steps)
-    ordered = np.zeros((count, count), np.bool_)
+def _bytes(plan: Plan, views: list[Callable[[Numbers, Numbers], Numbers]]) -> int:
+    """The set of bytes, of the slab and then of the host, in `views`: one bit each."""
+    marks = np.zeros(plan.slab_bytes + plan.host_bytes, np.uint8)
+    for view in views:
+        view(marks[: plan.slab_bytes], marks[plan.slab_bytes :])[...] = 1
+    return int.from_bytes(np.packbits(marks).tobytes())
+
+
+def _before(plan: Plan) -> list[int]:
+    """Of every step the set of steps, one bit each, that are over before it by streams and events."""
+    before: list[int] = []
     last: dict[str, int] = {}
     recorded: dict[int, int] = {}
     for j, step in enumerate(plan.steps):
-        before = [last[step.stream]] if getattr(step, "stream", None) in last else []
+        direct = [last[step.stream]] if getattr(step, "stream", None) in last else []
         if isinstance(step, Wait):
-            before.append(recorded[step.event])
-        for i in before:
-            ordered[:, j] |= ordered[:, i]
-            ordered[i, j] = True
+            direct.append(recorded[step.event])
+        over = 0
+        for i in direct:
+            over |= before[i] | 1 << i
+        before.append(over)
         if hasattr(step, "stream"):
             last[step.stream] = j
         if isinstance(step, Record):
             recorded[step.event] = j
-    return ordered
+    return before
 
 
-def _other_stays(program: Program, plan: Plan) -> NDArray[np.bool_]:
-    """[i, j]: step i frees bytes that some storage which step j touches got after it."""
-    pairs = np.zeros((len(plan.steps), len(plan.steps)), np.bool_)
+def _other_stays(program: Program, plan: Plan) -> set[tuple[int, int]]:
+    """(i, j): step i frees bytes that some storage which step j touches got after it."""
+    pairs: set[tuple[int, int]] = set()
     ops = {op.name: op for op in program.ops}
     live: dict[str, tuple[int, int]] = {}
     freed: list[tuple[int, int, int]] = []
@@ -287,8 +295,7 @@ def _other_stays(program: Program, plan: Plan) -> NDArray[np.bool_]:
                 touched = (storage,)
         for storage in touched:
             low, high = live.get(storage, (0, 0))
-            for i, start, end in freed:
-                pairs[i, j] |= start < high and low < end
+            pairs.update((i, j) for i, start, end in freed if start < high and low < end)
         if isinstance(step, Free):
             freed.append((j, *live.pop(step.storage)))
     return pairs

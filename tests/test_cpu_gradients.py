@@ -26,6 +26,7 @@ from vdnn.layers import (
     Update,
     lower,
 )
+from vdnn.runtime.backends.cpu import chunks, linear
 
 
 class Net(Graph):
@@ -223,6 +224,14 @@ GRAPHS: list[Callable[[], Graph]] = [
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_gradient_of_graph(graph: Callable[[], Graph]) -> None:
+    check_gradients(graph())
+
+
+@pytest.mark.parametrize("graph", [several_kinds_on_one_tensor, auxiliary_head_on_concat_branch, residual_block])
+def test_gradient_of_graph_image_by_image(graph: Callable[[], Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large tensors go, in slices of one image; and products that are added in slices of one column."""
+    monkeypatch.setattr(chunks, "TEMPORARY_BYTES", 1)
+    monkeypatch.setattr(linear, "TEMPORARY_BYTES", 1)
     check_gradients(graph())
 
 

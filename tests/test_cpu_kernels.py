@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,14 @@ def test_dropout_keeps_what_the_counters_say(p: float) -> None:
     held = channel_slice(np.full_like(x, 10))
     call("dropout.backward", {"dy": x, "step": record}, {"dx": held}, ("dx",), **attrs)
     np.testing.assert_allclose(held, expected + 10, rtol=1e-6)
+
+
+def test_a_word_equal_to_the_threshold_keeps_its_value() -> None:
+    word = philox_of_integers((0, 0, 0, 9), (0, 0))[0]
+    x, step = np.ones((1, 1)), new_step(0.1, 1.0, 0, 0)
+    for threshold, kept in ((word, True), (word + 1, False)):
+        y = call("dropout.forward", {"x": x, "step": step}, {"y": (1, 1)}, p=threshold / 2**32, key=9)["y"]
+        assert (y[0, 0] > 0) == kept
 
 
 def test_dropout_drops_a_share_p() -> None:
@@ -221,9 +230,7 @@ def test_equal_bits_wherever_the_arrays_lie(algorithm: int) -> None:
     """Every storage of a float32 step moved by 256 bytes, and by 5 times that."""
     results = []
     for shift in (0, 256, 1280):
-        run = Run(
-            lower(small_net(), 7), seed=4, algorithm=algorithm, place=lambda nbytes, shift=shift: placed(nbytes, shift)
-        )
+        run = Run(lower(small_net(), 7), seed=4, algorithm=algorithm, place=partial(placed, shift))
         run.run("forward")
         run.run("backward")
         run.run("update")

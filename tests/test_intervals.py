@@ -6,6 +6,7 @@ from itertools import groupby, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from vdnn.memory.intervals import IntervalMap
 
 RANGES = st.lists(st.tuples(st.integers(-20, 20), st.integers(1, 15)), max_size=25)

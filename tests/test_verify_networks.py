@@ -11,6 +11,7 @@ import pytest
 from plan_builder import random_plan, shrunk
 from plan_faults import CONTENT_FAULTS, ORDER_FAULTS
 from plan_machine import harmless
+
 from vdnn.errors import PlanError
 from vdnn.layers import Program, Update, lower
 from vdnn.memory.decisions import Decisions

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plan_builder import random_plan, random_program
 from plan_faults import CONTENT_FAULTS, ORDER_FAULTS
 from plan_machine import harmless, sound
+
 from vdnn.errors import PlanError
 from vdnn.layers import Program
 from vdnn.memory.plan import Plan

@@ -1,8 +1,8 @@
 """Images and labels: MNIST and other IDX files, a synthetic source, and the order in which an epoch visits them.
 
-    source = open_source(config.data, graph.input_shape, graph.classes, seed=0)
-    order = epoch_order(seed=0, epoch=3, n=len(source.train))
-    for images, labels in batches(source.train, order, start=0, batch=64, drop_last=False): ...
+source = open_source(config.data, graph.input_shape, graph.classes, seed=0)
+order = epoch_order(seed=0, epoch=3, n=len(source.train))
+for images, labels in batches(source.train, order, start=0, batch=64, drop_last=False): ...
 """
 
 if __name__ != "vdnn.runtime.data":

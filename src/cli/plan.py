@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 
 from vdnn.cli.options import add_config_options, guarded, read_config
 from vdnn.cli.tables import print_report
-from vdnn.errors import BudgetError
+from vdnn.errors import BudgetError, ConfigError
 from vdnn.memory.passes import apply_decisions
 from vdnn.memory.policy import make_plan
 from vdnn.memory.report import make_report
@@ -31,8 +32,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="plan a run without running it",
         description="Plan the training step of CONFIG: memory to the byte, time from a cost table. "
         "With --profile for the machine it describes, else for this one.",
-        epilog="exit codes: 0 planned (`fits` says whether it fits the device), 2 bad input, "
-        "3 does not fit a limit that was stated",
+        epilog="exit codes: 0 planned (`fits` says whether it fits), 2 bad input, "
+        "3 does not fit a limit given on the command line",
     )
     add_config_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -73,9 +74,8 @@ def plan(arguments: argparse.Namespace) -> int:
     fits = refusal is None
     if arguments.json:
         data = report.to_json()
-        data["fits"] = fits
-        data["memory_limit_bytes"] = budget.device_bytes
-        data["layers"] = data.pop("layers")
+        layers = data.pop("layers")
+        data |= {"fits": fits, "memory_limit_bytes": budget.device_bytes, "layers": layers}
         print(json.dumps(data, indent=1))
     else:
         print_report(report, fits, budget.device_bytes, Console(), layers=arguments.layers)
@@ -85,18 +85,19 @@ def plan(arguments: argparse.Namespace) -> int:
         from vdnn.runtime.plots import draw_plan
 
         draw_plan(made, planned, decisions, costs, arguments.picture)
-    stated = config.memory.limit is not None or config.memory.host_limit is not None
-    if refusal is not None and stated:
+    if refusal is not None and limit_given(arguments):
         raise refusal
     return 0
 
 
+def limit_given(arguments: argparse.Namespace) -> bool:
+    """Whether the command line asks for a limit to be kept, rather than what the plan would need."""
+    overridden = any(text.startswith(("memory.limit=", "memory.host_limit=")) for text in arguments.overrides)
+    return overridden or arguments.memory_limit is not None or arguments.host_limit is not None
+
+
 def write_text(path: str, text: str) -> None:
     """Write a file that the user named; an OSError becomes a ConfigError."""
-    from pathlib import Path
-
-    from vdnn.errors import ConfigError
-
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:

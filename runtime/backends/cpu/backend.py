@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 from numpy.typing import NDArray
+
 from vdnn.errors import VdnnError
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import TensorSpec

@@ -9,6 +9,7 @@ Shapes: x, y, dy, dx (N, C, H, W) or (N, C); weight, bias, mean, invstd, running
 from __future__ import annotations
 
 import numpy as np
+
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import Array, chunked, planes
 

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from numpy.typing import NDArray
+
 from vdnn.units import MIB
 
 Array = NDArray[Any]

@@ -13,6 +13,7 @@ from itertools import product
 
 import numpy as np
 from numpy.typing import DTypeLike
+
 from vdnn.errors import VdnnError
 from vdnn.layers.op import Op
 from vdnn.memory.plan import align

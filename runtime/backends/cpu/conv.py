@@ -13,6 +13,7 @@ dtype, float32 or float64, NCHW; x, y and their gradients may be channel slices 
 from __future__ import annotations
 
 import numpy as np
+
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import Array, planes
 from vdnn.runtime.backends.cpu.columns import (

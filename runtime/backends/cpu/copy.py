@@ -8,6 +8,7 @@ Sizes of all arguments of a call are equal; x may differ from y in shape where a
 from __future__ import annotations
 
 import numpy as np
+
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import Array, chunked
 

@@ -12,6 +12,7 @@ from math import ceil, prod
 
 import numpy as np
 from numpy.typing import NDArray
+
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import Array, image_slices
 from vdnn.runtime.backends.cpu.philox import philox

@@ -10,6 +10,7 @@ slice of a larger tensor is copied.
 from __future__ import annotations
 
 import numpy as np
+
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import TEMPORARY_BYTES, Array, image_slices
 from vdnn.runtime.backends.cpu.columns import multiply

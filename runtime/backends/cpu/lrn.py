@@ -11,6 +11,7 @@ over the channels j whose window holds i.
 from __future__ import annotations
 
 import numpy as np
+
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import Array, chunked
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from vdnn.runtime.backends.cpu.chunks import Array
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))

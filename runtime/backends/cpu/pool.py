@@ -11,6 +11,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import Array, image_slices
 from vdnn.runtime.backends.cpu.select import select

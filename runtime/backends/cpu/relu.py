@@ -8,6 +8,7 @@ Shapes: x, y, dy, dx (N, ...) of equal size and dtype; y may be the bytes of x, 
 from __future__ import annotations
 
 import numpy as np
+
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import Array, chunked
 from vdnn.runtime.backends.cpu.select import select

@@ -6,6 +6,7 @@ sgd_update(op, dw=dw, step=step, w=w, v=v, status=step)
 from __future__ import annotations
 
 import numpy as np
+
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import TEMPORARY_BYTES, Array
 from vdnn.runtime.step import STEP_DTYPE

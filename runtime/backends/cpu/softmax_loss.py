@@ -8,6 +8,7 @@ Shapes: x, dx (N, K) or (N, K, 1, 1); probs (N, K); labels (N,) int32; loss (N,)
 from __future__ import annotations
 
 import numpy as np
+
 from vdnn.errors import DataError
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import Array

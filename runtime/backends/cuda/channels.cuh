@@ -1,0 +1,109 @@
+// Loops that know channels: numbers mapped with their channel's constants, and sums over a channel of a batch.
+
+// y[n, c, i] = f(in[0][n, c, i], ...) for images of `inner` = C * hw numbers; f.enter(c) comes before the first number
+// of a channel. y may be the bytes of any input.
+template <int WIDTH, int COUNT, class F>
+__device__ __forceinline__ void map_channels_by(
+    const Source (&in)[COUNT], float* y, i64 y_stride, u32 hw, u32 inner, u32 chunks, F f) {
+    const Share<WIDTH> share(chunks);
+    float value[COUNT][UNROLL][WIDTH];
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j)
+#pragma unroll
+        for (int k = 0; k < UNROLL; ++k)
+            load<WIDTH>(in[j].data + share.row * in[j].stride, share.index(k), inner, value[j][k]);
+#pragma unroll
+    for (int k = 0; k < UNROLL; ++k) {
+        if (share.index(k) >= inner) return;
+        const u32 i = u32(share.index(k));
+        u32 channel = i / hw;
+        u32 left = hw - (i - channel * hw);  // numbers of the channel from i on
+        f.enter(channel);
+        float result[WIDTH];
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+            if (i + w >= inner) break;
+            if (left == 0) f.enter(++channel), left = hw;
+            float operand[COUNT];
+#pragma unroll
+            for (int j = 0; j < COUNT; ++j) operand[j] = value[j][k][w];
+            result[w] = f(operand);
+            --left;
+        }
+        store<WIDTH>(y + share.row * y_stride, i, inner, result);
+    }
+}
+
+template <int COUNT, class F>
+__device__ __forceinline__ void map_channels(
+    const Source (&in)[COUNT], float* y, i64 y_stride, u32 hw, u32 inner, u32 chunks, int width, F f) {
+    if (width == 4)
+        map_channels_by<4>(in, y, y_stride, hw, inner, chunks, f);
+    else
+        map_channels_by<1>(in, y, y_stride, hw, inner, chunks, f);
+}
+
+// How the N * hw numbers of each channel are shared out: block c * splits + s sums numbers s * share to
+// (s + 1) * share of channel c, counted image by image. With width 4, hw and share are multiples of 4.
+struct Split {
+    u32 hw, count, splits, share;
+};
+
+// Two sums over this block's share of its channel: f(operands, a, b) adds one number's terms to a and b. Terms that a
+// thread loads together are added in float32, the rest in float64. partials: [C][splits][2].
+template <int WIDTH, int COUNT, class F>
+__device__ __forceinline__ void channel_sums_by(const Source (&in)[COUNT], Split split, double* partials, F f) {
+    const u32 channel = blockIdx.x / split.splits, part = blockIdx.x - channel * split.splits;
+    const u32 end = min((part + 1) * split.share, split.count);
+    const i64 plane = i64(channel) * split.hw;
+    double first = 0, second = 0;
+    for (u32 start = part * split.share + threadIdx.x * WIDTH; start < end; start += THREADS * UNROLL * WIDTH) {
+        float value[COUNT][UNROLL][WIDTH];
+#pragma unroll
+        for (int k = 0; k < UNROLL; ++k) {
+            const u32 i = start + k * THREADS * WIDTH;
+            const u32 n = i / split.hw;
+            const i64 pixel = plane + (i - n * split.hw);
+#pragma unroll
+            for (int j = 0; j < COUNT; ++j)
+                load<WIDTH>(in[j].data + n * in[j].stride, pixel, i < end ? pixel + WIDTH : 0, value[j][k]);
+        }
+        float a = 0, b = 0;
+#pragma unroll
+        for (int k = 0; k < UNROLL; ++k) {
+            if (start + k * THREADS * WIDTH >= end) break;
+#pragma unroll
+            for (int w = 0; w < WIDTH; ++w) {
+                float operand[COUNT];
+#pragma unroll
+                for (int j = 0; j < COUNT; ++j) operand[j] = value[j][k][w];
+                f(operand, a, b);
+            }
+        }
+        first += a, second += b;
+    }
+    block_sums(first, second);
+    if (threadIdx.x == 0) {
+        partials[2 * i64(blockIdx.x)] = first;
+        partials[2 * i64(blockIdx.x) + 1] = second;
+    }
+}
+
+template <int COUNT, class F>
+__device__ __forceinline__ void channel_sums(
+    const Source (&in)[COUNT], Split split, double* partials, int width, F f) {
+    if (width == 4)
+        channel_sums_by<4>(in, split, partials, f);
+    else
+        channel_sums_by<1>(in, split, partials, f);
+}
+
+// The sums of all shares of channel blockIdx.x, for thread 0.
+__device__ __forceinline__ void join_sums(const double* partials, u32 splits, double& first, double& second) {
+    first = 0, second = 0;
+    for (u32 s = threadIdx.x; s < splits; s += THREADS) {
+        const i64 place = 2 * (i64(blockIdx.x) * splits + s);
+        first += partials[place], second += partials[place + 1];
+    }
+    block_sums(first, second);
+}

@@ -1,0 +1,138 @@
+// What every kernel shares: types, the record of the step, loads of one or four numbers, and loops over rows.
+//
+// A tensor is an address and a stride: image n begins n * stride elements after the address, and its C*H*W numbers lie
+// close together in NCHW order, whether it is a whole tensor or some channels of a larger one. Offsets of images are
+// 64 bits wide; an index within one image, or within one channel of a batch, is below 2^31 (the host checks that).
+// All blocks are one-dimensional, of THREADS threads.
+
+using u8 = unsigned char;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+constexpr int THREADS = 256;
+constexpr int UNROLL = 4;  // loads that a thread starts before it waits for the first
+
+// vdnn.runtime.step.STEP_DTYPE
+struct StepRecord {
+    float lr;
+    float gradient_scale;
+    u64 step;
+    u64 seed;
+    u32 sample;
+    u32 not_finite;
+    u32 reserved[8];
+};
+static_assert(sizeof(StepRecord) == 64, "the step record has 64 bytes");
+
+struct Source {
+    const float* data;
+    i64 stride;
+};
+
+__device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
+
+// WIDTH numbers from `row[i]` on; those from `end` on are 0. WIDTH 4 wants row + i on 16 bytes.
+template <int WIDTH>
+__device__ __forceinline__ void load(const float* row, i64 i, i64 end, float (&out)[WIDTH]) {
+    if constexpr (WIDTH == 4) {
+        if (i + 4 <= end) {
+            const float4 four = *reinterpret_cast<const float4*>(row + i);
+            out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
+            return;
+        }
+    }
+#pragma unroll
+    for (int w = 0; w < WIDTH; ++w) out[w] = i + w < end ? row[i + w] : 0.0f;
+}
+
+// The same from bytes; WIDTH 4 wants row + i on 4 bytes.
+template <int WIDTH>
+__device__ __forceinline__ void load(const u8* row, i64 i, i64 end, float (&out)[WIDTH]) {
+    if constexpr (WIDTH == 4) {
+        if (i + 4 <= end) {
+            const uchar4 four = *reinterpret_cast<const uchar4*>(row + i);
+            out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
+            return;
+        }
+    }
+#pragma unroll
+    for (int w = 0; w < WIDTH; ++w) out[w] = i + w < end ? float(row[i + w]) : 0.0f;
+}
+
+// row[i .. i + WIDTH) = value, as far as that lies before `end`.
+template <int WIDTH>
+__device__ __forceinline__ void store(float* row, i64 i, i64 end, const float (&value)[WIDTH]) {
+    if constexpr (WIDTH == 4) {
+        if (i + 4 <= end) {
+            *reinterpret_cast<float4*>(row + i) = make_float4(value[0], value[1], value[2], value[3]);
+            return;
+        }
+    }
+#pragma unroll
+    for (int w = 0; w < WIDTH; ++w)
+        if (i + w < end) row[i + w] = value[w];
+}
+
+// This block's part of a grid of rows x chunks: a row, and the first of this thread's numbers in it.
+template <int WIDTH>
+struct Share {
+    static constexpr i64 SIZE = i64(THREADS) * UNROLL * WIDTH;  // numbers of a chunk
+    i64 row, first;
+
+    __device__ explicit Share(u32 chunks) {
+        const u32 quotient = blockIdx.x / chunks;
+        row = quotient;
+        first = i64(blockIdx.x - quotient * chunks) * SIZE + i64(threadIdx.x) * WIDTH;
+    }
+    __device__ i64 index(int k) const { return first + i64(k) * THREADS * WIDTH; }
+};
+
+// y[row, i] = f(in[0][row, i], in[1][row, i], ...) for rows of `inner` numbers. y may be the bytes of any input.
+template <int WIDTH, int COUNT, class F>
+__device__ __forceinline__ void map_rows(
+    const Source (&in)[COUNT], float* y, i64 y_stride, i64 inner, u32 chunks, F f) {
+    const Share<WIDTH> share(chunks);
+    float value[COUNT][UNROLL][WIDTH];
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j)
+#pragma unroll
+        for (int k = 0; k < UNROLL; ++k)
+            load<WIDTH>(in[j].data + share.row * in[j].stride, share.index(k), inner, value[j][k]);
+#pragma unroll
+    for (int k = 0; k < UNROLL; ++k) {
+        float result[WIDTH];
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+            float operand[COUNT];
+#pragma unroll
+            for (int j = 0; j < COUNT; ++j) operand[j] = value[j][k][w];
+            result[w] = f(operand);
+        }
+        store<WIDTH>(y + share.row * y_stride, share.index(k), inner, result);
+    }
+}
+
+// map_rows by fours where the host found every row aligned (`width` 4), else one by one (`width` 1).
+template <int COUNT, class F>
+__device__ __forceinline__ void map(
+    const Source (&in)[COUNT], float* y, i64 y_stride, i64 inner, u32 chunks, int width, F f) {
+    if (width == 4)
+        map_rows<4>(in, y, y_stride, inner, chunks, f);
+    else
+        map_rows<1>(in, y, y_stride, inner, chunks, f);
+}
+
+// Sums of two numbers over the threads of a block, in an order that never changes; thread 0 gets them.
+__device__ __forceinline__ void block_sums(double& first, double& second) {
+    __shared__ double held[2][THREADS];
+    const int t = threadIdx.x;
+    held[0][t] = first, held[1][t] = second;
+    __syncthreads();
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        if (t < half) held[0][t] += held[0][t + half], held[1][t] += held[1][t + half];
+        __syncthreads();
+    }
+    first = held[0][0], second = held[1][0];
+    __syncthreads();
+}

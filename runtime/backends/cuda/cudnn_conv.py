@@ -1,0 +1,229 @@
+"""Convolutions by cuDNN's named algorithms (the legacy API): the algorithm and workspace choice of the papers.
+
+    problem = ConvProblem("forward", (64, 3, 224, 224), (64, 3, 3, 3), (64, 64, 224, 224), padding=(1, 1))
+    for plan in plans(handle, problem):
+        print(plan.algorithm, plan.workspace_bytes, plan.deterministic)
+    plan.run(handle, x_ptr, w_ptr, y_ptr, workspace_ptr, accumulate=False)
+
+x, y, dx and dy are NCHW arrays, whole or channel slices of larger ones; w and dw are contiguous (K, C/groups, R, S).
+Everything is fp32 without tensor cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vdnn.runtime.backends.cuda.cudnn import ConvolutionDescriptor, CudnnError, FilterDescriptor, Handle, TensorDescriptor
+
+Shape4 = tuple[int, int, int, int]
+Pair = tuple[int, int]
+
+OPERANDS: Mapping[str, tuple[str, str, str]] = {
+    "forward": ("x", "w", "y"),
+    "dgrad": ("w", "y", "x"),
+    "wgrad": ("x", "y", "w"),
+}
+"""Of each direction: the two operands it reads and the one it writes; y stands for dy, x for dx, w for dw."""
+
+
+def contiguous(shape: Shape4) -> Shape4:
+    """Strides in elements of a dense array in row-major order."""
+    return (shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ConvProblem:
+    """One convolution in numbers.
+
+    Args:
+        direction: "forward" (x, w → y), "dgrad" (w, dy → dx) or "wgrad" (x, dy → dw).
+        x, w, y: shapes (N, C, H, W), (K, C/groups, R, S) and (N, K, P, Q), whichever of them is written.
+        stride, padding, dilation: (vertical, horizontal).
+        x_strides, y_strides: in elements, for (N, C, H, W); None for dense NCHW. A channel slice has larger N strides.
+        alignment: bytes that the address of every operand is a multiple of; a power of two, 4 at least.
+        dtype: of all operands and of the sums.
+    """
+
+    direction: str
+    x: Shape4
+    w: Shape4
+    y: Shape4
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+    x_strides: Shape4 | None = None
+    y_strides: Shape4 | None = None
+    alignment: int = 16
+    dtype: str = "float32"
+
+    def strides(self) -> dict[str, Shape4]:
+        """Strides in elements of "x", "w" and "y"."""
+        return {
+            "x": self.x_strides or contiguous(self.x),
+            "w": contiguous(self.w),
+            "y": self.y_strides or contiguous(self.y),
+        }
+
+    def words(self) -> str:
+        """The problem in one line, for error texts."""
+        strides = self.strides()
+        return (
+            f"convolution {self.direction}, x {self.x} with strides {strides['x']}, w {self.w}, y {self.y} with strides "
+            f"{strides['y']}, stride {self.stride}, padding {self.padding}, dilation {self.dilation}, "
+            f"groups {self.groups}, {self.dtype}"
+        )
+
+
+class ConvPlan(Protocol):
+    """One way to compute one ConvProblem.
+
+    `algorithm` is its label in the CostTable, `workspace_bytes` what `run` needs at `workspace_ptr`, `deterministic`
+    whether two runs give equal bits, `notes` what cuDNN says about its arithmetic.
+    """
+
+    @property
+    def algorithm(self) -> str: ...
+    @property
+    def workspace_bytes(self) -> int: ...
+    @property
+    def deterministic(self) -> bool: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+    def run(self, handle: Handle, a_ptr: int, b_ptr: int, out_ptr: int, workspace_ptr: int, accumulate: bool) -> None:
+        """Start it on the handle's stream: out = conv(a, b), or out += conv(a, b); a, b, out are as in OPERANDS.
+
+        Device addresses; the workspace is aligned to 256 bytes, and 0 will do where it is empty. Can be captured.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Direction:
+    """The functions of a direction, and its algorithms by label: cuDNN's number, and whether it is deterministic."""
+
+    run: str
+    workspace: str
+    algorithms: Mapping[str, tuple[int, bool]]
+
+
+# Numbers from cudnn_ops.h, which also marks what is not deterministic. Left out: DIRECT (forward 3) and WINOGRAD of the
+# filter gradient (4), which no version implements.
+_DIRECTIONS: Mapping[str, _Direction] = {
+    "forward": _Direction(
+        "cudnnConvolutionForward",
+        "cudnnGetConvolutionForwardWorkspaceSize",
+        {
+            "IMPLICIT_GEMM": (0, True),
+            "IMPLICIT_PRECOMP_GEMM": (1, True),
+            "GEMM": (2, True),
+            "FFT": (4, True),
+            "FFT_TILING": (5, True),
+            "WINOGRAD": (6, True),
+            "WINOGRAD_NONFUSED": (7, True),
+        },
+    ),
+    "dgrad": _Direction(
+        "cudnnConvolutionBackwardData",
+        "cudnnGetConvolutionBackwardDataWorkspaceSize",
+        {
+            "ALGO_0": (0, False),
+            "ALGO_1": (1, True),
+            "FFT": (2, True),
+            "FFT_TILING": (3, True),
+            "WINOGRAD": (4, True),
+            "WINOGRAD_NONFUSED": (5, True),
+        },
+    ),
+    "wgrad": _Direction(
+        "cudnnConvolutionBackwardFilter",
+        "cudnnGetConvolutionBackwardFilterWorkspaceSize",
+        {
+            "ALGO_0": (0, False),
+            "ALGO_1": (1, True),
+            "FFT": (2, True),
+            "ALGO_3": (3, False),
+            "WINOGRAD_NONFUSED": (5, True),
+            "FFT_TILING": (6, True),
+        },
+    ),
+}
+
+_ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LegacyPlan:
+    """A ConvPlan by one named algorithm."""
+
+    algorithm: str
+    workspace_bytes: int
+    deterministic: bool
+    problem: ConvProblem
+    _number: int
+    _operands: Mapping[str, TensorDescriptor | FilterDescriptor]
+    _convolution: ConvolutionDescriptor
+    notes: tuple[str, ...] = field(default=())
+
+    def run(self, handle: Handle, a_ptr: int, b_ptr: int, out_ptr: int, workspace_ptr: int, accumulate: bool) -> None:
+        """As ConvPlan.run."""
+        a, b, out = (self._operands[name].pointer for name in OPERANDS[self.problem.direction])
+        handle.api.call(
+            _DIRECTIONS[self.problem.direction].run,
+            handle.pointer,
+            ctypes.byref(_ONE),
+            a,
+            a_ptr,
+            b,
+            b_ptr,
+            self._convolution.pointer,
+            self._number,
+            workspace_ptr or None,
+            self.workspace_bytes,
+            ctypes.byref(_ONE if accumulate else _ZERO),
+            out,
+            out_ptr,
+            about=self.problem.words(),
+            algorithm=self.algorithm,
+        )
+
+
+def plans(handle: Handle, problem: ConvProblem) -> list[LegacyPlan]:
+    """The named algorithms that state a workspace for `problem`, in cuDNN's order.
+
+    One that cuDNN refuses is not a candidate; if it refuses all, its first CudnnError is raised. A few accept here and
+    refuse in `run`: a profile tries each once.
+    """
+    found, refused = [], []
+    for label in _DIRECTIONS[problem.direction].algorithms:
+        try:
+            found.append(plan(handle, problem, label))
+        except CudnnError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    return found
+
+
+def plan(handle: Handle, problem: ConvProblem, algorithm: str) -> LegacyPlan:
+    """The plan of one algorithm by its label; CudnnError if cuDNN refuses it, ValueError if there is no such label."""
+    direction = _DIRECTIONS[problem.direction]
+    if algorithm not in direction.algorithms:
+        known = ", ".join(direction.algorithms)
+        raise ValueError(f"convolution {problem.direction} has no algorithm '{algorithm}', known: {known}")
+    number, deterministic = direction.algorithms[algorithm]
+    api, strides = handle.api, problem.strides()
+    operands = {
+        "x": TensorDescriptor(api, problem.x, strides["x"], problem.dtype),
+        "w": FilterDescriptor(api, problem.w, problem.dtype),
+        "y": TensorDescriptor(api, problem.y, strides["y"], problem.dtype),
+    }
+    convolution = ConvolutionDescriptor(api, problem.padding, problem.stride, problem.dilation, problem.groups)
+    a, b, out = (operands[name].pointer for name in OPERANDS[problem.direction])
+    nbytes = ctypes.c_size_t()
+    arguments = (handle.pointer, a, b, convolution.pointer, out, number, ctypes.byref(nbytes))
+    api.call(direction.workspace, *arguments, about=problem.words(), algorithm=algorithm)
+    return LegacyPlan(algorithm, nbytes.value, deterministic, problem, number, operands, convolution)

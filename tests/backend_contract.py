@@ -1,0 +1,238 @@
+"""What every backend must do, as functions of a fresh, open backend: a new backend joins with a row in BACKENDS.
+
+    for check in CHECKS:
+        with opened(make) as backend:
+            check(backend)
+
+The tensors are rows of eight float32 numbers, 256 bytes apart in both slabs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vdnn.errors import VdnnError
+from vdnn.layers import Conv, Flatten, Graph, Linear, Op, Program, SoftmaxLoss, TensorSpec, lower
+from vdnn.memory.plan import STREAMS
+from vdnn.runtime.backend import Backend
+from vdnn.runtime.backends.cpu import CpuBackend
+from vdnn.runtime.backends.simulated import SimulatedBackend
+from vdnn.runtime.profile import load_profile
+
+SLOTS, SLOT_BYTES, NUMBERS = 6, 256, 8
+ORDERS = tuple(permutations(STREAMS))
+
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "cpu, threads": CpuBackend,
+    **{f"cpu, {' before '.join(order)}": lambda order=order: CpuBackend(order=order) for order in ORDERS},
+    "simulated": lambda: SimulatedBackend(load_profile("titan-x-maxwell")),
+}
+
+Call = tuple[Any, ...]
+
+
+@contextmanager
+def opened(make: Callable[[], Backend]) -> Iterator[Backend]:
+    """A backend with SLOTS slots on either side."""
+    backend = make()
+    backend.open(SLOTS * SLOT_BYTES, SLOTS * SLOT_BYTES)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+class Numbers(NamedTuple):
+    """A slot of the slab as a tensor and as the backend's array."""
+
+    spec: TensorSpec
+    array: Any
+
+    @classmethod
+    def at(cls, backend: Backend, slot: int) -> Numbers:
+        spec = TensorSpec(f"slot{slot}", "act", (1, NUMBERS))
+        return cls(spec, backend.view(spec, spec, slot * SLOT_BYTES))
+
+
+def play(backend: Backend, calls: Sequence[Call]) -> dict[str, NDArray[np.float32]]:
+    """Make `calls` and sync; returns what was fetched.
+
+    Calls, a stream last: ("feed", slot, number), ("copy", from slot, to slot), ("out", slot, host slot),
+    ("in", host slot, slot), ("fetch", slot, name), ("record", event), ("wait", event).
+    """
+    fetched: dict[str, NDArray[np.float32]] = {}
+    for what, *arguments, stream in calls:
+        if what == "feed":
+            slot, number = arguments
+            backend.feed(Numbers.at(backend, slot).array, np.full((1, NUMBERS), number, np.float32), stream)
+        elif what == "copy":
+            x, y = (Numbers.at(backend, slot) for slot in arguments)
+            op = Op("copy", "copy.forward", "layer", "forward", {"x": x.spec.name}, {"y": y.spec.name})
+            backend.launch(op, {"x": x.array, "y": y.array}, stream)
+        elif what == "out":
+            backend.copy_out(arguments[0] * SLOT_BYTES, arguments[1] * SLOT_BYTES, SLOT_BYTES, stream)
+        elif what == "in":
+            backend.copy_in(arguments[1] * SLOT_BYTES, arguments[0] * SLOT_BYTES, SLOT_BYTES, stream)
+        elif what == "fetch":
+            slot, name = arguments
+            fetched[name] = np.full((1, NUMBERS), -1, np.float32)
+            backend.fetch(Numbers.at(backend, slot).array, fetched[name], stream)
+        else:
+            getattr(backend, what)(arguments[0], stream)
+    backend.sync()
+    return fetched
+
+
+# slot 0 is computed, copied out, overwritten, copied back in to slot 2, and read; each wait is needed
+ROUND_TRIP: tuple[Call, ...] = (
+    ("feed", 0, 0.0, "compute"),
+    ("feed", 1, 7.0, "compute"),
+    ("feed", 2, 0.0, "compute"),
+    ("copy", 1, 0, "compute"),
+    ("record", 0, "compute"),
+    ("wait", 0, "out"),
+    ("out", 0, 3, "out"),
+    ("record", 1, "out"),
+    ("feed", 1, 9.0, "compute"),
+    ("wait", 1, "compute"),
+    ("copy", 1, 0, "compute"),
+    ("wait", 1, "in"),
+    ("in", 3, 2, "in"),
+    ("record", 2, "in"),
+    ("wait", 2, "compute"),
+    ("fetch", 2, "kept", "compute"),
+    ("fetch", 0, "overwritten", "compute"),
+)
+
+
+def values(fetched: dict[str, NDArray[np.float32]]) -> dict[str, list[float]]:
+    return {name: array.ravel().tolist() for name, array in fetched.items()}
+
+
+def events_order_the_streams(backend: Backend) -> None:
+    """Twice, with the same events: the second time must wait for the second records."""
+    for _ in range(2):
+        fetched = values(play(backend, ROUND_TRIP))
+        if backend.caps.has_data:
+            assert fetched == {"kept": [7.0] * NUMBERS, "overwritten": [9.0] * NUMBERS}
+
+
+def a_wait_is_for_the_latest_record(backend: Backend) -> None:
+    calls: list[Call] = [("feed", 0, 1.0, "compute"), ("record", 5, "compute")]
+    calls += [("feed", 0, 2.0, "compute"), ("record", 5, "compute")]
+    calls += [("wait", 5, "out"), ("out", 0, 0, "out"), ("record", 6, "out")]
+    calls += [("wait", 6, "in"), ("in", 0, 1, "in"), ("fetch", 1, "read", "in")]
+    fetched = values(play(backend, calls))
+    if backend.caps.has_data:
+        assert fetched == {"read": [2.0] * NUMBERS}
+
+
+def a_view_may_be_some_channels(backend: Backend) -> None:
+    root = TensorSpec("cat", "act", (2, 5, 2, 2))
+    part = TensorSpec("branch", "act", (2, 2, 2, 2), view_of="cat", channel=3)
+    whole, view = backend.view(root, root, SLOT_BYTES), backend.view(part, root, SLOT_BYTES)
+    held = np.arange(40, dtype=np.float32).reshape(root.shape)
+    new = -np.ones(part.shape, np.float32)
+    got = np.zeros(root.shape, np.float32)
+    backend.feed(whole, held, "compute")
+    backend.feed(view, new, "compute")
+    backend.fetch(whole, got, "compute")
+    backend.sync()
+    if backend.caps.has_data:
+        expected = held.copy()
+        expected[:, 3:5] = -1
+        assert (got == expected).all()
+
+
+def a_second_open_raises(backend: Backend) -> None:
+    with pytest.raises(VdnnError, match="open"):
+        backend.open(SLOT_BYTES, SLOT_BYTES)
+
+
+def close_twice_does_nothing_and_use_after_it_raises(backend: Backend) -> None:
+    backend.close()
+    backend.close()
+    with pytest.raises(VdnnError, match="open"):
+        Numbers.at(backend, 0)
+    with pytest.raises(VdnnError, match="open"):
+        backend.copy_out(0, 0, SLOT_BYTES, "out")
+    with pytest.raises(VdnnError, match="open"):
+        backend.sync()
+
+
+def places_outside_a_slab_raise(backend: Backend) -> None:
+    end = SLOTS * SLOT_BYTES
+    with pytest.raises(VdnnError, match=f"slab of {end} bytes"):
+        Numbers.at(backend, SLOTS)
+    for offset, host_offset in ((end - 128, 0), (0, end - 128), (-256, 0), (0, -256)):
+        with pytest.raises(VdnnError, match=f"slab of {end} bytes"):
+            backend.copy_out(offset, host_offset, SLOT_BYTES, "out")
+        with pytest.raises(VdnnError, match=f"slab of {end} bytes"):
+            backend.copy_in(offset, host_offset, SLOT_BYTES, "in")
+
+
+def a_wait_without_a_record_is_an_error(backend: Backend) -> None:
+    """At the wait or at sync; nothing hangs."""
+
+    def wait_in_vain() -> None:
+        backend.wait(99, "in")
+        backend.record(0, "in")
+        backend.wait(0, "compute")
+        backend.sync()
+
+    with pytest.raises(VdnnError, match=r"'in'.* event 99"):
+        wait_in_vain()
+
+
+def what_a_kernel_raises_comes_at_sync(backend: Backend) -> None:
+    """The error names op and layer; streams that wait for the failed one go on; the next step is a fresh start."""
+    if not backend.caps.has_data:
+        return
+    x, y = Numbers.at(backend, 0), backend.view(wrong := TensorSpec("wrong", "act", (1, 3)), wrong, SLOT_BYTES)
+    op = Op("cat.copy0", "copy.forward", "cat", "forward", {"x": "slot0"}, {"y": "wrong"})
+    backend.launch(op, {"x": x.array, "y": y}, "out")
+    backend.record(0, "out")
+    backend.wait(0, "compute")
+    backend.launch(op, {"x": x.array, "y": y}, "compute")
+    with pytest.raises(VdnnError, match=r"op 'cat\.copy0' \(layer 'cat'\)"):
+        backend.sync()
+    backend.sync()
+    events_order_the_streams(backend)
+
+
+def every_op_has_candidates(backend: Backend) -> None:
+    """Fastest first, no name twice."""
+    for program in (small_program("train"), small_program("eval")):
+        for op in program.ops:
+            options = backend.candidates(op, program)
+            assert options, op.name
+            assert len({c.algorithm for c in options}) == len(options), op.name
+            assert all(c.time_ms > 0 and c.workspace_bytes >= 0 for c in options), op.name
+            assert [c.time_ms for c in options] == sorted(c.time_ms for c in options), op.name
+
+
+def small_program(mode: str) -> Program:
+    g = Graph("small", (3, 8, 8), classes=4)
+    x = g.add("conv2", Conv(6, 1), g.add("conv1", Conv(4, 3, padding=1), g.input))
+    g.add("loss", SoftmaxLoss(), g.add("fc", Linear(4), g.add("flat", Flatten(), x)))
+    return lower(g, 2, mode)
+
+
+CHECKS: tuple[Callable[[Backend], None], ...] = (
+    events_order_the_streams,
+    a_wait_is_for_the_latest_record,
+    a_view_may_be_some_channels,
+    a_second_open_raises,
+    close_twice_does_nothing_and_use_after_it_raises,
+    places_outside_a_slab_raise,
+    a_wait_without_a_record_is_an_error,
+    what_a_kernel_raises_comes_at_sync,
+    every_op_has_candidates,
+)
