@@ -40,7 +40,8 @@ class Concat(Layer):
             x = low.tensors[low.value(tensor)]
             if x.storage == whole.storage and x.channel == whole.channel + channel:
                 continue
-            part = low.tensor(f"{node.name}.part{i}", "act", x.shape, view_of=whole.name, channel=channel)
+            shape = (low.batch, *low.graph.shape(tensor))
+            part = low.tensor(f"{node.name}.part{i}", "act", shape, view_of=whole.name, channel=channel)
             low.emit(node, "copy.forward", {"x": x.name}, {"y": part}, name=f"{node.name}.copy{i}")
 
     def backward(self, low: Lowering, node: Node) -> None:

@@ -3,7 +3,7 @@
     graph.add("loss", SoftmaxLoss(label_smoothing=0.1), "fc8")
 
 probs[n,k] = exp(x[n,k]) / sum exp; loss[n] = -sum over k of t[n,k] * log probs[n,k], with
-t = (1 - label_smoothing) * one_hot(label) + label_smoothing / K. Backward: dx = (probs - t) * weight * gradient_scale,
+t = (1 - label_smoothing) * one_hot(label) + label_smoothing / K; evaluation does not smooth. Backward: dx = (probs - t) * weight * gradient_scale,
 where gradient_scale (in the step state) is 1 / images in the whole step. `weight` is that of an auxiliary head.
 """
 
@@ -51,7 +51,8 @@ class SoftmaxLoss(Layer):
         }
         low.fetches.extend((writes["loss"], writes["correct"]))
         reads = {"x": low.value(x), "labels": LABELS}
-        low.emit(node, "softmax_loss.forward", reads, writes, attrs={"label_smoothing": self.label_smoothing})
+        smoothing = self.label_smoothing if low.training else 0.0  # a measure of the network, not of the method
+        low.emit(node, "softmax_loss.forward", reads, writes, attrs={"label_smoothing": smoothing})
 
     def backward(self, low: Lowering, node: Node) -> None:
         x = node.inputs[0]

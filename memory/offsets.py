@@ -5,13 +5,14 @@
 Largest first: every block, from the largest down, goes to the lowest place free for its whole life. If that ends above
 the most live bytes at any moment, which no placement can beat, a beam search follows the step in time under a fixed
 ceiling: each block may go to either end of any gap, and the states that keep the largest gap survive. It finds the
-alternating patterns (left, right of a workspace, layer by layer) that no order of first fit produces.
+alternating patterns (left, right of a workspace, layer by layer) that largest first does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
 
 from vdnn.memory.plan import align
@@ -46,8 +47,16 @@ def most_live(blocks: Sequence[Block]) -> int:
     return peak
 
 
-def place(blocks: Sequence[Block]) -> tuple[list[int], int]:
-    """Offsets of `blocks` and the bytes they span in all."""
+def place(blocks: Sequence[Block]) -> tuple[tuple[int, ...], int]:
+    """Offsets of `blocks` and the bytes they span in all.
+
+    Results are kept: a policy's trials, its plan and the smallest budget often ask for the same blocks.
+    """
+    return _place(tuple(blocks))
+
+
+@lru_cache(maxsize=16)
+def _place(blocks: tuple[Block, ...]) -> tuple[tuple[int, ...], int]:
     bound = most_live(blocks)
     order = sorted(range(len(blocks)), key=lambda i: (-blocks[i].nbytes, blocks[i].start))
     offsets, height = _first_fit(blocks, {}, order)
@@ -66,7 +75,7 @@ def place(blocks: Sequence[Block]) -> tuple[list[int], int]:
                 if top < height:
                     offsets, height = tried, top
                 break
-    return offsets, height
+    return tuple(offsets), height
 
 
 def _first_fit(blocks: Sequence[Block], fixed: Mapping[int, int], order: Sequence[int]) -> tuple[list[int], int]:

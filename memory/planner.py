@@ -8,7 +8,7 @@ Plans that share a slab are given the same `persistent` places. BudgetError if t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class _Fit(NamedTuple):
     """A schedule, an offset for each of its residencies, and the bytes that they span."""
 
     schedule: Schedule
-    offsets: list[int]
+    offsets: Sequence[int]
     height: int
 
 
@@ -116,7 +116,7 @@ def _try(planned: Program, decisions: Decisions, room: int | None) -> _Fit:
     return _Fit(schedule, *place([Block(stay.start, stay.end, stay.nbytes) for stay in schedule.residencies]))
 
 
-def _placed(schedule: Schedule, offsets: list[int], base: int) -> tuple[Action, ...]:
+def _placed(schedule: Schedule, offsets: Sequence[int], base: int) -> tuple[Action, ...]:
     ranks = iter(offsets)
     return tuple(
         action._replace(offset=base + next(ranks)) if isinstance(action, Alloc) else action

@@ -22,6 +22,7 @@ from vdnn.layers.op import Program
 from vdnn.memory.costs import Candidate, CostTable
 from vdnn.memory.decisions import Algorithm, Decisions
 from vdnn.memory.liveness import storage_uses
+from vdnn.memory.passes import apply_decisions
 from vdnn.memory.plan import Plan
 from vdnn.memory.planner import persistent_places, plan_program
 from vdnn.memory.schedule import live_bytes
@@ -30,6 +31,8 @@ from vdnn.units import format_bytes
 MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL = "memory-optimal", "performance-optimal"
 FEATURE_KINDS = ("conv", "pool", "lrn", "batchnorm")
 """Layers whose input backward may read again; ReLU works in place and reads its output, sums read nothing."""
+STEPS = 5
+"""Attempts at algorithms that fit, as placement takes more than what is live; in the last, every layer's smallest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,9 @@ def offloadable(program: Program, kinds: Iterable[str]) -> tuple[str, ...]:
 
 
 def choose(program: Program, pick: Callable[[str], Candidate]) -> dict[str, Algorithm]:
-    """The picked candidate of every op that takes an algorithm (convolutions)."""
-    picked = {op.name: pick(op.name) for op in program.ops if op.kind.startswith("conv.") and op.kind != "conv.bgrad"}
-    return {name: Algorithm(c.algorithm, c.workspace_bytes) for name, c in picked.items()}
+    """The picked candidate of every op; "default" is what an op without a choice has, and needs no mention."""
+    picked = {op.name: pick(op.name) for op in program.ops}
+    return {n: Algorithm(c.algorithm, c.workspace_bytes) for n, c in picked.items() if c.algorithm != "default"}
 
 
 def base(program: Program, costs: CostTable, budget: Budget) -> Decisions:
@@ -106,7 +109,7 @@ def all_(program: Program, costs: CostTable, budget: Budget) -> Decisions:
 
 
 def dyn(program: Program, costs: CostTable, budget: Budget) -> Decisions:
-    """The first of none, conv, all with the fastest algorithms that fits; then conv and all with slower ones.
+    """The first of none, conv, all with the fastest algorithms that fits; then conv, all, none with slower ones.
 
     MICRO'16, section III-C: first all(m) must fit at all, then the candidates are tried from the fastest; last, layers
     whose fastest algorithm would overflow the budget step down to a smaller one, greedily.
@@ -118,7 +121,7 @@ def dyn(program: Program, costs: CostTable, budget: Budget) -> Decisions:
         if _fits(program, decisions, budget):
             return replace(decisions, policy="dyn", notes=(_story(decisions.policy, "the fastest algorithms", tried),))
         tried.append(f"{decisions.policy} with the fastest algorithms")
-    for policy in (conv, all_):
+    for policy in (conv, all_, none):  # none: where the host has no room for the others
         stepped = _step_down(program, costs, budget, policy(program, costs, fast))
         if stepped is not None:
             return replace(stepped, policy="dyn", notes=(_story(stepped.policy, "algorithms chosen to fit", tried),))
@@ -167,8 +170,14 @@ def _static(name: str, program: Program, costs: CostTable, budget: Budget, offlo
 
 
 def _fits(program: Program, decisions: Decisions, budget: Budget) -> bool:
+    persistent = budget.persistent(program)
+    if budget.device_bytes is not None and decisions.allocation == "layer":
+        # no placement can be smaller than what is live at once: most refusals need no placement
+        live = max(live_bytes(apply_decisions(program, decisions), decisions.offload))
+        if persistent[1] + live > budget.device_bytes:
+            return False
     try:
-        plan = plan_program(program, decisions, budget.device_bytes, *budget.persistent(program))
+        plan = plan_program(program, decisions, budget.device_bytes, *persistent)
     except BudgetError:
         return False
     return budget.host_bytes is None or plan.host_bytes <= budget.host_bytes
@@ -182,8 +191,10 @@ def _step_down(program: Program, costs: CostTable, budget: Budget, decisions: De
     position = {op.name: i for i, op in enumerate(program.ops)}
     persistent = budget.persistent(program)
     room = budget.device_bytes - persistent[1]
-    for _ in range(4):
-        limit = room
+    if max(live) > room:
+        return None
+    for attempt in range(STEPS):
+        limit = room if attempt < STEPS - 1 else 0
 
         def pick(op: str, limit: int = limit) -> Candidate:
             most = limit - live[position[op]]

@@ -81,7 +81,7 @@ class _Room:
 
 
 def live_bytes(program: Program, offload: Iterable[str]) -> list[int]:
-    """Bytes live at each op, persistent ones aside; offloaded storages count again only from their first reader on."""
+    """Bytes live at each op and after the last, persistent ones aside; offloaded ones count again when they return."""
     uses = storage_uses(program)
     away = set(offload)
     change = [0] * (len(program.ops) + 2)

@@ -9,7 +9,7 @@ Everything is asynchronous on the named stream ("compute", "out", "in") until `s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +32,8 @@ class Caps:
         memory_bytes: what a slab may take if the user states no limit.
         rates: of copies between the slabs.
         cost_source: where the times of `candidates` come from.
+        measured_costs: whether `candidates` has run what it times; else a short run is measured before training.
+        reserve_bytes: what the process holds on the device besides the slab: context, libraries, kernels.
     """
 
     name: str
@@ -41,6 +43,15 @@ class Caps:
     memory_bytes: int
     rates: CopyRates
     cost_source: str
+    measured_costs: bool = False
+    reserve_bytes: int = 0
+
+
+class Replay(Protocol):
+    """A captured run: the same steps again, with other values fed."""
+
+    def run(self, values: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]]) -> None:
+        """Feed `values` and fill `outs`, in the order of the plan's Feed and Fetch steps; complete on return."""
 
 
 class Backend(Protocol):
@@ -83,6 +94,9 @@ class Backend(Protocol):
 
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
         """The algorithms for `op` with their workspaces; times are estimates unless measured."""
+
+    def capture(self, body: Callable[[], None]) -> Replay | None:
+        """Record what `body` does on the streams, without running it; None where the backend cannot."""
 
     def close(self) -> None:
         """Give everything back. A second call does nothing."""

@@ -243,6 +243,7 @@ class Config(Section):
     )
     profile: str | None = Field(default=None, min_length=1, description="the name of a hardware profile, or null")
     precision: Literal["fp32"] = Field(default="fp32", description="fp32")
+    deterministic: bool = Field(default=False, description="true or false")
     output: str = Field(min_length=1, description="a folder for the run's files")
 
     @model_validator(mode="before")

@@ -1,17 +1,19 @@
 """Which machine a run gets: the device asked for, or the best there is, with the reason in words.
 
-    backend, reason = open_device("auto")
-    print(backend.caps.description, "because", reason)
+backend, reason = open_device("auto")
+print(backend.caps.description, "because", reason)
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vdnn.errors import BackendUnavailable
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.backends.cpu import CpuBackend
+from vdnn.runtime.backends.cuda.backend import CudaBackend
 from vdnn.runtime.backends.simulated import SimulatedBackend
 from vdnn.runtime.profile import load_profile
 
@@ -41,24 +43,38 @@ def find_driver() -> Driver:
 
 
 def open_device(
-    device: str, profile: str | None = None, *, poison: bool = False, order: tuple[str, ...] | None = None
+    device: str,
+    profile: str | None = None,
+    *,
+    memory_limit: int | None = None,
+    poison: bool = False,
+    order: tuple[str, ...] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> tuple[Backend, str]:
     """The backend for "auto", "cpu", "cuda" or "simulated", and why it is this one.
 
     Args:
         profile: of the simulated machine.
-        poison, order: debug options of the cpu backend.
+        memory_limit: bytes that the process may hold on a GPU, for what is allocated before planning.
+        poison, order: debug options; an order of streams is for the cpu backend.
+        progress: told in words what takes long.
     """
+    described = load_profile(profile or DEFAULT_PROFILE)  # a wrong name is an error on every device
     if device == "simulated":
-        return SimulatedBackend(load_profile(profile or DEFAULT_PROFILE)), "simulated was asked for"
+        return SimulatedBackend(described), "simulated was asked for"
     if device == "cpu":
         return CpuBackend(poison, order), "cpu was asked for"
     driver = find_driver()
+    finding = driver.finding
+    if driver.gpus:
+        try:
+            backend = CudaBackend(memory_limit, poison=poison, progress=progress)
+            return backend, f"{device}: {driver.finding}"
+        except BackendUnavailable as error:
+            finding = f"{driver.finding}, but {error}"
     if device == "cuda":
-        missing = driver.finding if not driver.gpus else f"{driver.finding}, but this version has no CUDA backend yet"
         raise BackendUnavailable(
-            f"device 'cuda' is not available: {missing}; use --device cpu to train here, or --device simulated "
+            f"device 'cuda' is not available: {finding}; use --device cpu to train here, or --device simulated "
             "--profile h200 to see what a GPU would do"
         )
-    reason = driver.finding if not driver.gpus else f"{driver.finding}, but this version has no CUDA backend yet"
-    return CpuBackend(poison, order), f"auto: {reason}"
+    return CpuBackend(poison, order), f"auto: {finding}"

@@ -18,7 +18,7 @@ from vdnn.errors import PlanError
 from vdnn.layers.op import Op, Program
 from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Record, Step, Wait
 from vdnn.memory.pool import Pool
-from vdnn.runtime.backend import Backend
+from vdnn.runtime.backend import Backend, Replay
 
 Inspect = Callable[[Op, Mapping[str, Any]], None]
 _NUMPY = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8, "int32": np.int32}
@@ -29,11 +29,19 @@ class Executor:
 
     Args:
         inspect: called after every launch, when it is complete, with the op and its arrays: for debugging.
+        capture: from the second run on, let the backend replay the whole step if it can.
     """
 
-    def __init__(self, backend: Backend, plan: Plan, program: Program, inspect: Inspect | None = None):
+    def __init__(
+        self, backend: Backend, plan: Plan, program: Program, inspect: Inspect | None = None, *, capture: bool = False
+    ):
         self.backend, self.plan, self.program, self.inspect = backend, plan, program, inspect
-        self.pool = Pool(program.tensors, plan.persistent, backend.view)
+        self._capture = capture and inspect is None
+        self._replay: Replay | None = None
+        self._runs = 0
+        # what another plan of the slab keeps, such as the gradients of a step in parts, this one may allocate
+        own = {name: plan.persistent[name] for name in program.persistent}
+        self.pool = Pool(program.tensors, own, backend.view)
         self._ops = {op.name: op for op in program.ops}
         self._host: dict[str, int] = {}
         self._feeds: Mapping[str, NDArray[Any]] = {}
@@ -65,10 +73,26 @@ class Executor:
                 found = "nothing" if got is None else f"{got.shape} {got.dtype}"
                 raise PlanError(f"feed '{name}': expected {spec.shape} {spec.dtype}, got {found}")
         self._feeds, self._fetched = feeds, {}
+        self._runs += 1
+        if self._capture and self._runs > 1:  # the first run has made what a capture cannot: plans, events, modules
+            self._capture = False
+            self._replay = self.backend.capture(self._steps)
+        if self._replay is None:
+            self._steps()
+            self.backend.sync()
+            return self._fetched
+        values = [feeds[step.tensor] for step in self.plan.steps if isinstance(step, Feed)]
+        self._fetched = {step.tensor: self._empty(step.tensor) for step in self.plan.steps if isinstance(step, Fetch)}
+        self._replay.run(values, list(self._fetched.values()))
+        return self._fetched
+
+    def _steps(self) -> None:
         for step in self.plan.steps:
             self._run[type(step)](step)
-        self.backend.sync()
-        return self._fetched
+
+    def _empty(self, tensor: str) -> NDArray[Any]:
+        spec = self.program.tensors[tensor]
+        return np.zeros(spec.shape, _NUMPY[spec.dtype])
 
     def _alloc(self, step: Alloc) -> None:
         self.pool.alloc(step.storage, step.offset, step.nbytes)
@@ -105,7 +129,5 @@ class Executor:
         self.backend.feed(self.pool.view(step.tensor), self._feeds[step.tensor], step.stream)
 
     def _fetch(self, step: Fetch) -> None:
-        spec = self.program.tensors[step.tensor]
-        out = np.zeros(spec.shape, _NUMPY[spec.dtype])
-        self._fetched[step.tensor] = out
+        out = self._fetched[step.tensor] = self._empty(step.tensor)
         self.backend.fetch(self.pool.view(step.tensor), out, step.stream)

@@ -17,10 +17,11 @@ from vdnn.errors import ConfigError
 def write_file(path: str | Path, content: bytes) -> None:
     """Put `content` at `path`, over what is there; ConfigError if that cannot be."""
     target = Path(path)
-    part = target.with_name(f".{target.name}.part")
+    part = target.with_name(f".{target.name}.part") if target.name else target
     try:
-        if target.is_dir():
-            raise IsADirectoryError(None, "Is a directory")
+        if target.exists() and not target.is_file():  # a device or a pipe is written to, never replaced
+            target.write_bytes(content)
+            return
         part.write_bytes(content)
         os.replace(part, target)
     except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""Two quick measurements of this machine, for people and for predictions.
+"""Quick measurements and facts of this machine, for people and for predictions.
 
-    gemm_gflops(); copy_gbps()
+gemm_gflops(); copy_gbps()
 """
 
 from __future__ import annotations
@@ -25,6 +25,13 @@ def copy_gbps() -> float:
     """10^9 bytes per second of copying COPY_BYTES, best of a few."""
     source, target = np.ones(COPY_BYTES, np.uint8), np.ones(COPY_BYTES, np.uint8)
     return COPY_BYTES / _best(lambda: np.copyto(target, source)) / 1e9
+
+
+def blas_name() -> str:
+    """Name and version of the BLAS that NumPy was built with."""
+    build = np.show_config(mode="dicts")
+    library = build.get("Build Dependencies", {}).get("blas", {}) if isinstance(build, dict) else {}
+    return f"{library.get('name', 'unknown')} {library.get('version', '')}".strip()
 
 
 def _best(task: object) -> float:

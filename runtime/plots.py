@@ -30,16 +30,19 @@ from vdnn.runtime.files import write_file
 from vdnn.units import GIB, MIB, format_bytes
 
 FORMATS = (".png", ".svg", ".pdf")
+DOTS_PER_INCH = 130
 COLORS = {
     "weights": "#0072B2",
     "feature_maps": "#56B4E9",
     "gradient_maps": "#E69F00",
     "workspace": "#CC79A7",
-    "other": "#999999",
+    "other": "#C8C8C8",
     "out": "#D55E00",
     "in": "#009E73",
+    "ideal": "#D55E00",
 }
 """Colours that people with colour-blindness tell apart (Okabe and Ito 2008)."""
+DASHES = (0, (4, 4))
 LANES = {"out": "to host", "in": "from host"}
 _KIND_OF_COPY = {CopyOut: "out", Fetch: "out", CopyIn: "in", Feed: "in"}
 
@@ -63,13 +66,13 @@ class Timeline:
 
     def total(self) -> NDArray[np.int64]:
         """Live bytes of all categories, shape (n,)."""
-        return np.sum([self.levels[name] for name in CATEGORIES], axis=0)
+        total: NDArray[np.int64] = np.stack([self.levels[name] for name in CATEGORIES]).sum(axis=0)
+        return total
 
 
 def timeline(plan: Plan, program: Program, decisions: Decisions, costs: CostTable) -> Timeline:
     """The levels and copies of `plan` of `program` (with algorithms), timed by the clock."""
     timing = simulate(plan, program, costs)
-    report = make_report(plan, program, decisions, costs)
     phases = {op.name: op.phase for op in program.ops}
     copies: dict[str, list[tuple[float, float]]] = {"out": [], "in": []}
     backward_ms = None
@@ -82,6 +85,7 @@ def timeline(plan: Plan, program: Program, decisions: Decisions, costs: CostTabl
         else:
             copies[_KIND_OF_COPY[type(step)]].append((span[0], span[1] - span[0]))
     if decisions.allocation == "network":  # everything is set aside for the whole step
+        report = make_report(plan, program, decisions, costs)
         edges = np.array([0.0, timing.total_ms])
         rows = np.array([[report.by_category[name] for name in CATEGORIES]], np.int64)
     else:
@@ -139,12 +143,8 @@ def draw_plan(plan: Plan, program: Program, decisions: Decisions, costs: CostTab
     bottom.set_xlabel(f"time in the step, {unit}")
     figure.suptitle(_title(report), fontsize=11)
     buffer = BytesIO()
-    # without a date equal plans give equal files
-    figure.savefig(buffer, format=suffix[1:], dpi=130, metadata=None if suffix == ".png" else _DATELESS[suffix])
+    figure.savefig(buffer, format=suffix[1:], dpi=DOTS_PER_INCH)
     write_file(path, buffer.getvalue())
-
-
-_DATELESS: Mapping[str, dict[str, None]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
 def check_picture_path(path: str) -> str:
@@ -174,7 +174,7 @@ def _draw_levels(axes: Axes, lines: Timeline, report: Report, scale: float) -> N
         axes.stairs(above, lines.edges / scale, baseline=below, fill=True, color=COLORS[name], linewidth=0)
         below = above
     axes.axhline(report.device_peak_bytes / size, color="black", linewidth=1.2)
-    axes.axhline(report.ideal_peak_bytes / size, color="white", linewidth=1.2, linestyle=(0, (4, 4)))
+    axes.axhline(report.ideal_peak_bytes / size, color=COLORS["ideal"], linewidth=1.2, linestyle=DASHES)
     axes.set_ylim(0, highest / size * 1.12)
     axes.set_xlim(0, max(lines.edges[-1] / scale, 1e-9))
     axes.set_ylabel(f"live bytes on the device, {unit}")
@@ -196,7 +196,13 @@ def _draw_levels(axes: Axes, lines: Timeline, report: Report, scale: float) -> N
     ]
     handles += [
         Line2D([], [], color="black", label=f"slab {format_bytes(report.device_peak_bytes)}"),
-        Line2D([], [], color="grey", linestyle=(0, (4, 4)), label=f"ideal peak {format_bytes(report.ideal_peak_bytes)}"),
+        Line2D(
+            [],
+            [],
+            color=COLORS["ideal"],
+            linestyle=DASHES,
+            label=f"ideal peak {format_bytes(report.ideal_peak_bytes)}",
+        ),
     ]
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
 

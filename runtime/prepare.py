@@ -8,8 +8,10 @@ Nothing is allocated and nothing is written here; a budget that cannot be kept i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from vdnn.errors import BudgetError, ConfigError
 from vdnn.layers.graph import Graph
 from vdnn.layers.lower import Update
 from vdnn.layers.op import Program
@@ -24,6 +26,7 @@ from vdnn.runtime.data import Source, open_source, steps_per_epoch
 from vdnn.runtime.devices import open_device
 from vdnn.runtime.optim import total_steps
 from vdnn.runtime.planset import Algorithms, Key, PlanSet, Recipe, build_plans, slice_sizes, step_parts
+from vdnn.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +68,38 @@ class Prepared:
         return sum(simulate(p.plan, p.program, p.costs).total_ms for p in parts)
 
 
-def backend_costs(backend: Backend, program: Program) -> CostTable:
-    """Every op's candidates as `backend` tells them."""
+def backend_costs(backend: Backend, program: Program, deterministic: bool = False) -> CostTable:
+    """Every op's candidates as `backend` tells them; with `deterministic` only those that give equal bits every run."""
     table = {op.name: backend.candidates(op, program) for op in program.ops}
+    if deterministic:
+        table = {name: tuple(c for c in options if c.deterministic) for name, options in table.items()}
+    for name, options in table.items():
+        if not options:
+            kind = "deterministic algorithm" if deterministic else "algorithm"
+            raise ConfigError(f"op '{name}': no {kind} on {backend.caps.name} within the memory limit", key="limit")
     return CostTable(table, backend.caps.rates, backend.caps.cost_source)
 
 
 def make_budget(config: Config, backend: Backend) -> Budget:
     """The limits of `config`; without one, what the device has."""
-    memory = config.memory
+    memory, reserve = config.memory, backend.caps.reserve_bytes
     limit = memory.limit if memory.limit is not None else backend.caps.memory_bytes
+    if limit <= reserve:
+        raise BudgetError(
+            f"memory.limit is {format_bytes(limit)}, but CUDA and its libraries alone hold {format_bytes(reserve)} of "
+            f"this GPU for the process; state more than that, or use --device cpu, where the limit is for the slab alone",
+            layer="context",
+            needed_bytes=reserve,
+            budget_bytes=limit,
+            smallest_bytes=None,
+        )
     return Budget(
-        limit, memory.host_limit, memory.workspace_limit, memory.algorithms, memory.join, memory.prefetch_limit
+        limit - reserve,
+        memory.host_limit,
+        memory.workspace_limit,
+        memory.algorithms,
+        memory.join,
+        memory.prefetch_limit,
     )
 
 
@@ -104,22 +127,32 @@ def make_steps(config: Config, source: Source) -> Steps:
     )
 
 
-def prepare(config: Config, recorded: Algorithms | None = None) -> Prepared:
+def prepare(
+    config: Config, recorded: Algorithms | None = None, progress: Callable[[str], None] | None = None
+) -> Prepared:
     """Everything before the first step.
 
     Args:
         recorded: algorithms chosen by the run that is being resumed.
+        progress: told in words what takes long.
     """
     graph = build(config.network.name, **config.network.options)
     source = open_source(config.data, graph.input_shape, graph.classes, config.train.seed)
     order = tuple(config.debug.stream_order) if config.debug.stream_order else None
-    backend, reason = open_device(config.device, config.profile, poison=config.debug.poison, order=order)
+    backend, reason = open_device(
+        config.device,
+        config.profile,
+        memory_limit=config.memory.limit,
+        poison=config.debug.poison,
+        order=order,
+        progress=progress,
+    )
     budget = make_budget(config, backend)
     steps = make_steps(config, source)
     plans = build_plans(
         graph,
         steps.keys(),
-        lambda program: backend_costs(backend, program),
+        lambda program: backend_costs(backend, program, config.deterministic),
         config.memory.policy,
         budget,
         make_recipe(config, source),

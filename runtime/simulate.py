@@ -1,11 +1,14 @@
 """A run on the simulated backend: one step of each kind, so that plan, executor and clock are exercised without data.
 
-    print(simulated_run(prepared))
+print(simulated_run(prepared))
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from vdnn.layers.lower import IMAGES, LABELS, STEP
 from vdnn.runtime.backends.simulated import SimulatedBackend
@@ -37,7 +40,7 @@ def _run(prepared: Prepared, key: Key) -> float:
     assert isinstance(backend, SimulatedBackend)
     before = backend.elapsed_ms
     tensors = planned.program.tensors
-    feeds = {
+    feeds: dict[str, NDArray[Any]] = {
         IMAGES: np.zeros(tensors[IMAGES].shape, np.uint8),
         LABELS: np.zeros(tensors[LABELS].shape, np.int32),
         STEP: new_step(0.0, 1.0, 0, 0),

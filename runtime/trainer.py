@@ -174,8 +174,15 @@ class Trainer:
         if not isfinite(loss):
             loss, accuracy = self._evaluate_and_tell()
         measured = float(np.median(self._times)) if self._times else float("nan")
-        used = max(e.pool.peak_bytes + e.plan.persistent_bytes for e in self._executors.values())
-        return Result(self.step, loss, accuracy, self.predicted_step_ms, measured, used)
+        return Result(self.step, loss, accuracy, self.predicted_step_ms, measured, self.peak_bytes())
+
+    def peak_bytes(self) -> int:
+        """Most bytes that were live at once in any plan that ran, persistent ones included."""
+        return max(e.pool.peak_bytes + e.plan.persistent_bytes for e in self._executors.values())
+
+    def use(self, key: Key, executor: Executor) -> None:
+        """Run the plan of `key` by this executor from now on (one that does not capture, say)."""
+        self._executors[key] = executor
 
     def _epoch(self) -> None:
         train, steps = self.config.train, self.prepared.steps
@@ -186,7 +193,7 @@ class Trainer:
         for images, labels in batches(split, order, done * train.batch_size, train.batch_size, train.drop_last):
             started = perf_counter()
             lr = learning_rate(self.config.schedule, self.config.optimizer.lr, self.step, steps.per_epoch, steps.total)
-            loss, accuracy = self._train_step(images, labels, lr)
+            loss, accuracy = self.train_step(images, labels, lr)
             ended = perf_counter()
             self.step += 1
             if len(images) == train.batch_size:
@@ -213,7 +220,7 @@ class Trainer:
                 return self._evaluate_and_tell()
         return float("nan"), float("nan")
 
-    def _train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int32], lr: float) -> tuple[float, float]:
+    def train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int32], lr: float) -> tuple[float, float]:
         """One step over all of its parts; mean loss and share of right first choices."""
         full = len(images) == self.config.train.batch_size
         parts = self.prepared.steps.full if full else self.prepared.steps.ragged
@@ -293,7 +300,7 @@ class Trainer:
     def _open(self) -> None:
         plans = self.prepared.plans
         self.backend.open(plans.slab_bytes, plans.host_bytes)
-        if self.predicted_step_ms < MEASURE_BELOW_MS:
+        if not self.backend.caps.measured_costs and self.predicted_step_ms < MEASURE_BELOW_MS:
             self._measure()
 
     def _measure(self) -> None:
@@ -331,7 +338,7 @@ class Trainer:
     def _executor(self, key: Key) -> Executor:
         if key not in self._executors:
             planned = self.prepared.plans[key]
-            self._executors[key] = Executor(self.backend, planned.plan, planned.program)
+            self._executors[key] = Executor(self.backend, planned.plan, planned.program, capture=True)
         return self._executors[key]
 
 

@@ -213,3 +213,17 @@ def test_float32_is_as_near_as_float32_can_be(algorithm: str) -> None:
     got = call("conv.forward", reads, {"y": case.output}, **case.attrs, algorithm=algorithm)["y"]
     assert got.dtype == np.float32
     np.testing.assert_allclose(got, want.y - want.b[:, None, None], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [31, 32, 37])
+def test_a_long_sum_of_few_numbers(width: int) -> None:
+    """Thousands of outputs a filter: the sum is taken in pieces, the last one ragged or not."""
+    case = Case((2, 1, 34, width + 1), 3, (3, 2))
+    want = Passes.of(case)
+    for algorithm in case.algorithms:
+        attrs = {**case.attrs, "algorithm": algorithm}
+        got = call("conv.wgrad", {"x": want.x, "dy": want.dy}, {"dw": want.w.shape}, **attrs)["dw"]
+        np.testing.assert_allclose(got, want.dw, rtol=1e-11)
+        held = np.full(want.w.shape, 10.0)
+        call("conv.wgrad", {"x": want.x, "dy": want.dy}, {"dw": held}, ("dw",), **attrs)
+        np.testing.assert_allclose(held, want.dw + 10, rtol=1e-11)

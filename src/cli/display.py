@@ -1,7 +1,7 @@
 """What a run looks like: a live panel on a terminal, one plain line per interval elsewhere.
 
-    with make_display(prepared, sys.stdout) as display:
-        Trainer(prepared, folder, display).run()
+with make_display(prepared, sys.stdout) as display:
+    Trainer(prepared, folder, display).run()
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Display:
         rate = self._images / max(1e-9, (self._busy_ms + self._waited_ms) / 1000)
         self.metrics.write(
             step=info.step,
-            epoch=info.epoch,
+            epoch=info.epoch + 1,
             split="train",
             loss=f"{loss:.6f}",
             accuracy=f"{accuracy:.6f}",
@@ -89,12 +89,12 @@ class Display:
 class LiveDisplay(Display):
     """A panel that is drawn anew several times a second."""
 
-    def __init__(self, console: Console, metrics: Metrics, steps_per_epoch: int, title: str):
-        super().__init__(console.file, metrics, steps_per_epoch)
+    def __init__(self, stream: TextIO, metrics: Metrics, steps_per_epoch: int, title: str):
+        super().__init__(stream, metrics, steps_per_epoch)
         self.title = title
         self._loss = self._rate = float("nan")
         self._test = "not yet evaluated"
-        self._live = Live(console=console, refresh_per_second=8, get_renderable=self._panel)
+        self._live = Live(console=Console(file=stream), refresh_per_second=8, get_renderable=self._panel)
 
     def __enter__(self) -> LiveDisplay:
         self._live.start()
@@ -131,12 +131,13 @@ class LiveDisplay(Display):
         table.add_row("loss", f"{self._loss:.4f} (training, smoothed)")
         table.add_row("test", self._test)
         table.add_row("rate", f"{self._rate:,.0f} images/s, learning rate {info.lr:.4g}")
-        return Panel(Group(ProgressBar(total=info.total, completed=info.step), table), title=self.title)
+        # the bar comes last, for it ends no line
+        return Panel(Group(table, ProgressBar(total=info.total, completed=info.step)), title=self.title)
 
 
 def make_display(stream: TextIO, metrics: Metrics, steps_per_epoch: int, title: str) -> Display:
     """A LiveDisplay if `stream` is a terminal, else a Display."""
     console = Console(file=stream)
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveDisplay(console, metrics, steps_per_epoch, title)
+        return LiveDisplay(stream, metrics, steps_per_epoch, title)
     return Display(stream, metrics, steps_per_epoch)

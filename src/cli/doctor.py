@@ -1,6 +1,6 @@
 """vdnn doctor: what was found on this machine, and what that means.
 
-    vdnn doctor
+vdnn doctor
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import platform
 import sys
 from importlib import metadata
 
-import numpy as np
 import psutil
 
 from vdnn import __version__
 from vdnn.cli.options import guarded
 from vdnn.memory.costs import CopyRates
 from vdnn.runtime.devices import find_driver, open_device
-from vdnn.runtime.machine import gemm_gflops, copy_gbps
+from vdnn.runtime.machine import blas_name, copy_gbps, gemm_gflops
 from vdnn.runtime.profile import load_profile, profile_names
 from vdnn.units import format_bytes
 
@@ -39,7 +38,7 @@ def doctor() -> int:
     print(f"installed in: {os.path.dirname(sys.modules['vdnn'].__file__ or '')}")
     print(f"libraries: {', '.join(f'{name} {version(name)}' for name in LIBRARIES)}")
     print(f"CPU: {os.cpu_count()} cores, {gemm_gflops():.0f} GFLOP/s (float32 matrix product, measured)")
-    print(f"BLAS: {blas()}")
+    print(f"BLAS: {blas_name()}")
     print(
         f"memory: {format_bytes(memory.total)}, {format_bytes(memory.available)} available, "
         f"copies {copy_gbps():.1f} GB/s (one thread, measured)"
@@ -62,13 +61,6 @@ def version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def blas() -> str:
-    """Which BLAS NumPy was built with."""
-    build = np.show_config(mode="dicts")
-    library = build.get("Build Dependencies", {}).get("blas", {}) if isinstance(build, dict) else {}
-    return f"{library.get('name', 'unknown')} {library.get('version', '')}".strip()
 
 
 def offload_words(rates: CopyRates, peak_gflops: float) -> str:

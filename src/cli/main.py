@@ -1,7 +1,7 @@
 """vdnn COMMAND: everything but training.
 
-    vdnn plan vgg16 --memory-limit 12GiB
-    vdnn doctor
+vdnn plan vgg16 --memory-limit 12GiB
+vdnn doctor
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 from vdnn import __version__
 from vdnn.cli import doctor, plan
+from vdnn.cli.options import Parser
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The commands and their options."""
-    parser = argparse.ArgumentParser(prog="vdnn", description="Plan and inspect; `vdnn-train CONFIG` trains.")
+    parser = Parser(prog="vdnn", description="Plan and inspect; `vdnn-train CONFIG` trains.")
     parser.add_argument("--version", action="version", version=f"vdnn {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for command in (plan, doctor):

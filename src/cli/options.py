@@ -1,10 +1,16 @@
-"""What both commands share: options that override a configuration, and errors that become one line and an exit code."""
+"""What the commands share: options that override a configuration, and errors that become one line and an exit code.
+
+parser = Parser(prog="vdnn-train")
+add_config_options(parser)
+config = read_config(parser.parse_args())
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from vdnn.errors import VdnnError
 from vdnn.memory.policy import MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL, POLICIES
@@ -27,6 +33,13 @@ OVERRIDES = {
     "workspace_limit": "memory.workspace_limit",
 }
 """Option → key of the configuration; values are checked there, once."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} ({self.prog} --help says what there is)\n")
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +71,7 @@ def read_config(arguments: argparse.Namespace, extra: Sequence[str] = ()) -> Con
 
 
 def guarded(program: str, body: Callable[[], int]) -> int:
-    """Run `body`; a VdnnError becomes one line on standard error and its exit code."""
+    """Run `body`; an error that the user can do something about becomes one line on standard error and an exit code."""
     try:
         return body()
     except VdnnError as error:
@@ -67,6 +80,13 @@ def guarded(program: str, body: Callable[[], int]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # whoever read us has gone; say nothing more
         return 141
+    except OSError as error:  # a disk that is full, memory that the system does not give
+        where = f" '{error.filename}'" if error.filename else ""
+        print(f"{program}: the system refused{where}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except MemoryError as error:
+        print(f"{program}: the system has no more memory: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130

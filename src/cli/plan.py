@@ -1,6 +1,6 @@
-"""vdnn plan CONFIG: does it fit, what will it take, how long is a step; on this machine or on one described by a profile.
+"""vdnn plan CONFIG: does it fit, what will it take, how long is a step; on this machine or on that of a profile.
 
-    vdnn plan vgg19 --batch-size 256 --policy all --algorithms memory-optimal --profile titan-x-maxwell --json
+vdnn plan vgg19 --batch-size 256 --policy all --algorithms memory-optimal --profile titan-x-maxwell --json
 """
 
 from __future__ import annotations
@@ -8,21 +8,19 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
-
-from rich.console import Console
 
 from vdnn.cli.options import add_config_options, guarded, read_config
-from vdnn.cli.tables import print_report
-from vdnn.errors import BudgetError, ConfigError
+from vdnn.cli.tables import print_report, wide_console
+from vdnn.errors import BudgetError
 from vdnn.memory.passes import apply_decisions
 from vdnn.memory.policy import make_plan
 from vdnn.memory.report import make_report
 from vdnn.memory.verify import verify
 from vdnn.networks import build
 from vdnn.runtime.devices import open_device
-from vdnn.runtime.prepare import backend_costs, make_budget, make_recipe
+from vdnn.runtime.files import write_file
 from vdnn.runtime.planset import step_parts
+from vdnn.runtime.prepare import backend_costs, make_budget, make_recipe
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,15 +49,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def plan(arguments: argparse.Namespace) -> int:
     """Plan, report, and say by the exit code whether a stated limit is kept."""
+    if arguments.picture:
+        from vdnn.runtime import plots  # matplotlib takes longer to import than most plans take to make
+
+        plots.check_picture_path(arguments.picture)
     extra = ["device=simulated"] if arguments.profile and not arguments.device else []
     config = read_config(arguments, extra)
     graph = build(config.network.name, **config.network.options)
-    backend, _ = open_device(config.device, config.profile)
+    backend, _ = open_device(config.device, config.profile, memory_limit=config.memory.limit)
     budget = make_budget(config, backend)
     micro = -(-config.train.batch_size // config.train.accumulate)
     key = step_parts(config.train.batch_size, micro)[-1]
     program = make_recipe(config).lower(graph, key)
-    costs = backend_costs(backend, program)
+    costs = backend_costs(backend, program, config.deterministic)
     refusal: BudgetError | None = None
     try:
         decisions, made = make_plan(program, costs, config.memory.policy, budget)
@@ -72,19 +74,17 @@ def plan(arguments: argparse.Namespace) -> int:
     verify(planned, made)
     report = make_report(made, planned, decisions, costs, paper=arguments.paper)
     fits = refusal is None
+    if arguments.save_plan:
+        write_file(arguments.save_plan, json.dumps(made.to_json()).encode())
+    if arguments.picture:
+        plots.draw_plan(made, planned, decisions, costs, arguments.picture)
     if arguments.json:
         data = report.to_json()
         layers = data.pop("layers")
         data |= {"fits": fits, "memory_limit_bytes": budget.device_bytes, "layers": layers}
         print(json.dumps(data, indent=1))
     else:
-        print_report(report, fits, budget.device_bytes, Console(), layers=arguments.layers)
-    if arguments.save_plan:
-        write_text(arguments.save_plan, json.dumps(made.to_json()))
-    if arguments.picture:
-        from vdnn.runtime.plots import draw_plan
-
-        draw_plan(made, planned, decisions, costs, arguments.picture)
+        print_report(report, fits, budget.device_bytes, wide_console(), layers=arguments.layers)
     if refusal is not None and limit_given(arguments):
         raise refusal
     return 0
@@ -94,11 +94,3 @@ def limit_given(arguments: argparse.Namespace) -> bool:
     """Whether the command line asks for a limit to be kept, rather than what the plan would need."""
     overridden = any(text.startswith(("memory.limit=", "memory.host_limit=")) for text in arguments.overrides)
     return overridden or arguments.memory_limit is not None or arguments.host_limit is not None
-
-
-def write_text(path: str, text: str) -> None:
-    """Write a file that the user named; an OSError becomes a ConfigError."""
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"'{path}' cannot be written: {error.strerror}") from error

@@ -8,6 +8,8 @@ from rich.table import Table
 from vdnn.memory.report import Report
 from vdnn.units import MIB, format_bytes
 
+TEXT_COLUMNS = 160
+
 
 def plan_summary(slab_bytes: int, host_bytes: int, step_ms: float, report: Report, limit_bytes: int | None) -> str:
     """One or two lines: peak against limit, what moves, expected time, where the numbers come from."""
@@ -18,6 +20,12 @@ def plan_summary(slab_bytes: int, host_bytes: int, step_ms: float, report: Repor
         f"step about {step_ms:,.1f} ms ({report.cost_source})"
     )
     return "\n".join([text, *(f"plan: {note}" for note in report.notes)])
+
+
+def wide_console() -> Console:
+    """Standard output, as wide as the terminal; in a file or a pipe wide enough that no cell is broken."""
+    console = Console()
+    return console if console.is_terminal else Console(width=TEXT_COLUMNS)
 
 
 def print_report(report: Report, fits: bool, limit_bytes: int | None, console: Console, *, layers: bool) -> None:

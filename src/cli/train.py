@@ -1,23 +1,25 @@
 """vdnn-train CONFIG: plan, verify, train.
 
-    vdnn-train lenet
-    vdnn-train configs/vgg19.yaml --policy dyn --memory-limit 12GiB --plan-only
+vdnn-train lenet
+vdnn-train configs/vgg19.yaml --policy dyn --memory-limit 12GiB --plan-only
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 
 from vdnn import __version__
 from vdnn.cli.display import make_display
-from vdnn.cli.options import add_config_options, guarded, read_config
+from vdnn.cli.options import Parser, add_config_options, guarded, read_config
 from vdnn.cli.tables import plan_summary
 from vdnn.errors import CheckpointError
 from vdnn.runtime.checkpoint import State, load_state
-from vdnn.runtime.config import Config
+from vdnn.runtime.config import Config, DebugConfig
 from vdnn.runtime.prepare import Prepared, prepare
 from vdnn.runtime.run_folder import CONFIG, PLAN, RunFolder
 from vdnn.runtime.simulate import simulated_run
@@ -30,7 +32,7 @@ SLOW_STEP_MS = 2000.0
 
 def make_parser() -> argparse.ArgumentParser:
     """The options of vdnn-train."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="vdnn-train",
         description="Train a convolutional network on a byte budget.",
         epilog="exit codes: 0 done, 2 bad configuration or arguments, 3 does not fit, 4 not a number, "
@@ -62,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """What the command does."""
+    # what is not finite stops the run with its step and layer; NumPy need not say it first
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"vdnn\.runtime\.backends")
     config = read_config(arguments)
     if arguments.print_config:
         print(config.dump(), end="")
@@ -76,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"resuming from {checkpoint} (step {state['step']})")
         for sentence in differences(config, state):
             say(f"note: {sentence}")
-    prepared = prepare(config, state["algorithms"] if state else None)
+    prepared = prepare(config, state["algorithms"] if state else None, say)
     announce(prepared)
     if arguments.plan_only:
         return 0
@@ -85,8 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     folder = RunFolder.of_checkpoint(checkpoint) if checkpoint else RunFolder.create(config.output)
     say(f"output: {folder.path}")
-    folder.write(CONFIG, config.dump())
-    folder.write_json(PLAN, prepared.plans[prepared.steps.full[0]].plan.to_json())
     title = f"{prepared.graph.name} on {prepared.backend.caps.name}, {prepared.source.description}"
     try:
         with make_display(sys.stdout, folder.metrics, prepared.steps.per_epoch, title) as display:
@@ -95,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
                 trainer.start()
             else:
                 trainer.resume(checkpoint)
+            folder.write(CONFIG, config.dump())
+            folder.write_json(PLAN, prepared.plans[prepared.steps.full[0]].plan.to_json())
             display.note(f"predicted: {trainer.predicted_step_ms:,.1f} ms per step ({trainer.predicted_from})")
             result = trainer.run()
     finally:
@@ -113,6 +117,8 @@ def announce(prepared: Prepared) -> None:
     caps = prepared.backend.caps
     say(f"device: {caps.description} ({prepared.device_reason})")
     say(f"data: {prepared.source.description}")
+    for sentence in unexpected(prepared):
+        say(f"note: {sentence}")
     plans, step_ms = prepared.plans, prepared.predicted_step_ms()
     limit = prepared.budget.device_bytes
     say(plan_summary(plans.slab_bytes, plans.host_bytes, step_ms, prepared.report(), limit))
@@ -122,6 +128,21 @@ def announce(prepared: Prepared) -> None:
             f"note: on this {caps.name} a step will take about {step_ms / 1000:,.1f} s "
             f"({caps.cost_source}), the whole run about {whole:,.1f} hours; try --iterations 1, or --device simulated"
         )
+
+
+def unexpected(prepared: Prepared) -> list[str]:
+    """What of the configuration this device or this data does not follow."""
+    config, caps, images = prepared.config, prepared.backend.caps, len(prepared.source.train)
+    found = []
+    if config.train.batch_size > images:
+        found.append(
+            f"train.batch_size is {config.train.batch_size:,}, but a step has only the {images:,} images there are"
+        )
+    if config.profile is not None and not caps.simulated:
+        found.append(f"profile '{config.profile}' is not read by device {caps.name}, only by --device simulated")
+    if caps.simulated and config.debug != DebugConfig():
+        found.append(f"debug is not read by device {caps.name}, only by --device cpu")
+    return found
 
 
 def differences(config: Config, state: State) -> list[str]:
@@ -146,11 +167,13 @@ def closing(prepared: Prepared, result: Result) -> str:
     """The last lines: what was reached, and whether what was said before came true."""
     slab = prepared.plans.slab_bytes
     limit = prepared.budget.device_bytes
+    step_ms = result.measured_step_ms
+    measured = f"{step_ms:,.1f} ms (median)" if isfinite(step_ms) else "no step of full size"
     lines = [
         f"done: {result.steps} steps, test accuracy {result.accuracy:.2%}, test loss {result.loss:.4f} "
         f"({prepared.source.description})",
         f"memory: planned {format_bytes(slab)}, used at most {format_bytes(result.used_bytes)}"
         + (f", limit {format_bytes(limit)}" if limit is not None else ""),
-        f"time: predicted {result.predicted_step_ms:,.1f} ms per step, measured {result.measured_step_ms:,.1f} ms (median)",
+        f"time: predicted {result.predicted_step_ms:,.1f} ms per step, measured {measured}",
     ]
     return "\n".join(lines)

@@ -4,6 +4,11 @@ backend = CpuBackend(poison=True)
 backend.open(plan.slab_bytes, plan.host_bytes)
 """
 
+if __name__ != "vdnn.runtime.backends.cpu":
+    raise ImportError(
+        "this folder is the package vdnn.runtime.backends.cpu: install vdnn (pip install -e .) and import that"
+    )
+
 from vdnn.runtime.backends.cpu.backend import CpuBackend
 
 __all__ = ["CpuBackend"]

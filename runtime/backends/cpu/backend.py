@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import prod
@@ -142,6 +142,9 @@ class CpuBackend:
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
         """Algorithms with exact workspaces and nominal times, fastest first."""
         return estimate(op, program)
+
+    def capture(self, body: Callable[[], None]) -> None:
+        """Nothing to capture: every run goes step by step."""
 
     def close(self) -> None:
         """Stop the threads and give both slabs back; arrays over them stay valid."""

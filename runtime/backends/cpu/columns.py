@@ -22,6 +22,9 @@ from vdnn.runtime.backends.cpu.geometry import Geometry, Part, Split
 from vdnn.runtime.backends.cpu.windows import Tap, taps
 from vdnn.units import format_bytes
 
+FEW, LONG = 1024, 512
+"""Numbers of a product, and terms of a piece of its sums."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -106,15 +109,32 @@ def output_matrix(g: Geometry, dy: Array, part: Part, work: Work) -> Array:
 def multiply(a: Array, b: Array, out: Array, scratch: Array | None) -> None:
     """out = a b, or out += a b through `scratch` (flat, at least one column of the product), some columns at a time."""
     if scratch is None:
-        np.matmul(a, b, out=out)
+        _product(a, b, out)
         return
     height, width = out.shape
     step = scratch.size // height
     for start in range(0, width, step):
         columns = slice(start, min(start + step, width))
-        product_part = scratch[: height * (columns.stop - start)].reshape(height, -1)
-        np.matmul(a, b[:, columns], out=product_part)
-        out[:, columns] += product_part
+        part = scratch[: height * (columns.stop - start)].reshape(height, -1)
+        _product(a, b[:, columns], part)
+        out[:, columns] += part
+
+
+def _product(a: Array, b: Array, out: Array) -> None:
+    """out = a b; one of few numbers and a long sum, as the gradient of a first layer, in pieces of LONG terms.
+
+    BLAS gives such a sum to several threads, which meet every few hundred terms: slower than one thread, and very slow
+    where they have to share their cores. A piece is too small for that.
+    """
+    terms, pieces = a.shape[1], a.shape[1] // LONG
+    if pieces < 2 or out.size > FEW:
+        np.matmul(a, b, out=out)
+        return
+    whole = pieces * LONG
+    heads = a[:, :whole].reshape(len(a), pieces, LONG).transpose(1, 0, 2)
+    np.add.reduce(np.matmul(heads, b[:whole].reshape(pieces, LONG, -1)), axis=0, out=out)
+    if whole < terms:
+        out += np.matmul(a[:, whole:], b[whole:])
 
 
 def _taps(g: Geometry, part: Part) -> tuple[tuple[Tap, ...], tuple[Tap, ...]]:

@@ -17,7 +17,6 @@ FLOPS_PER_MS = {"GEMM": 60e6, "GEMM_BATCH": 60e6, "GEMM_TILE": 50e6, "default": 
 BYTES_PER_MS = 4e6
 OVERHEAD_MS = 0.01
 RATES = CopyRates(d2h_gbps=8.0, h2d_gbps=8.0, both_gbps=10.0, latency_us=10.0)
-SOURCE = "nominal rates of a small CPU"
 RATES = CopyRates(d2h_gbps=5.0, h2d_gbps=5.0, both_gbps=8.0, latency_us=20.0)
 """Of one thread's memory copies."""
 MATRIX_OPERANDS = {

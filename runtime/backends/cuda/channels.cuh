@@ -98,12 +98,26 @@ __device__ __forceinline__ void channel_sums(
         channel_sums_by<1>(in, split, partials, f);
 }
 
-// The sums of all shares of channel blockIdx.x, for thread 0.
-__device__ __forceinline__ void join_sums(const double* partials, u32 splits, double& first, double& second) {
+constexpr int LANES = 32;  // threads that join the shares of one channel; THREADS / LANES channels a block
+
+// The sums of all shares of this thread's channel; true for the one thread of the channel that gets them.
+__device__ __forceinline__ bool join_sums(
+    const double* partials, u32 splits, u32 channels, u32& channel, double& first, double& second) {
+    __shared__ double held[2][THREADS];
+    const u32 t = threadIdx.x, lane = t % LANES;
+    channel = blockIdx.x * (THREADS / LANES) + t / LANES;
     first = 0, second = 0;
-    for (u32 s = threadIdx.x; s < splits; s += THREADS) {
-        const i64 place = 2 * (i64(blockIdx.x) * splits + s);
-        first += partials[place], second += partials[place + 1];
+    if (channel < channels)
+        for (u32 s = lane; s < splits; s += LANES) {
+            const i64 place = 2 * (i64(channel) * splits + s);
+            first += partials[place], second += partials[place + 1];
+        }
+    held[0][t] = first, held[1][t] = second;
+    __syncthreads();
+    for (u32 half = LANES / 2; half > 0; half /= 2) {
+        if (lane < half) held[0][t] += held[0][t + half], held[1][t] += held[1][t + half];
+        __syncthreads();
     }
-    block_sums(first, second);
+    first = held[0][t], second = held[1][t];
+    return lane == 0 && channel < channels;
 }

@@ -131,15 +131,15 @@ class Cudnn:
         self._last_error = library.dll.cudnnGetLastErrorString
         self._last_error.argtypes, self._last_error.restype = [ctypes.c_void_p, ctypes.c_size_t], None
 
-    def call(self, name: str, *args: Any, about: str = "", algorithm: str = "") -> None:
-        """Call the cuDNN function `name`; `about` and `algorithm` are for the error text."""
+    def call(self, name: str, *args: Any, about: object = "", algorithm: str = "") -> None:
+        """Call the cuDNN function `name`; `about`, turned into text, and `algorithm` are for the error."""
         status = self._functions[name](*args)
         if status:
             text = ctypes.create_string_buffer(2048)
             self._last_error(text, len(text))
             detail = " ".join(text.value.decode(errors="replace").split())
             status_name = self._error_string(status).decode()
-            raise CudnnError(status, status_name, name, about=about, algorithm=algorithm, detail=detail)
+            raise CudnnError(status, status_name, name, about=str(about), algorithm=algorithm, detail=detail)
 
     def create(self, owner: object, create: str, destroy: str, *args: int) -> int:
         """The pointer that the function `create` gives, destroyed by the function `destroy` with its `owner`."""
@@ -173,7 +173,7 @@ class Handle:
         self.api.call("cudnnSetStream", self.pointer, stream)
 
     def close(self) -> None:
-        """Give the context back. A second call does nothing."""
+        """Give the context back; plans made with it can no longer run. A second call does nothing."""
         if self.pointer is not None:
             pointer, self.pointer = self.pointer, None
             self.api.call("cudnnDestroy", pointer)
@@ -206,11 +206,9 @@ class FilterDescriptor:
 
 
 class ConvolutionDescriptor:
-    """Padding, stride, dilation (vertical, horizontal each) and groups of a cross-correlation, summed in fp32 by FMA."""
+    """Padding, stride and dilation (vertical, horizontal), groups; a cross-correlation summed in fp32 by FMA."""
 
-    def __init__(
-        self, api: Cudnn, padding: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int
-    ):
+    def __init__(self, api: Cudnn, padding: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int):
         self.pointer = api.create(self, "cudnnCreateConvolutionDescriptor", "cudnnDestroyConvolutionDescriptor")
         numbers = (*padding, *stride, *dilation, CROSS_CORRELATION, DATA_TYPES["float32"])
         api.call("cudnnSetConvolution2dDescriptor", self.pointer, *numbers)

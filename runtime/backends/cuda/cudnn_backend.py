@@ -73,6 +73,7 @@ class Attribute(IntEnum):
     EXECUTION_PLAN_HANDLE = 400
     EXECUTION_PLAN_ENGINE_CONFIG = 401
     EXECUTION_PLAN_WORKSPACE_SIZE = 402
+    EXECUTION_PLAN_JSON_REPRESENTATION = 405
     EXECUTION_PLAN_DEVICEPROP = 407
     KNOB_CHOICE_KNOB_TYPE = 600
     KNOB_CHOICE_KNOB_VALUE = 601
@@ -193,7 +194,7 @@ class BackendDescriptor:
 
 
 class DeviceProperties:
-    """What cuDNN needs to know of a GPU, as its own JSON text: from a GPU here, or written down from another machine."""
+    """What cuDNN needs to know of a GPU: asked from device number `device`, or read from `json`, cuDNN's own text."""
 
     def __init__(self, api: Cudnn, *, json: str | None = None, device: int = 0):
         self.api = api

@@ -16,7 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from vdnn.runtime.backends.cuda.cudnn import ConvolutionDescriptor, CudnnError, FilterDescriptor, Handle, TensorDescriptor
+from vdnn.runtime.backends.cuda.cudnn import (
+    ConvolutionDescriptor,
+    CudnnError,
+    FilterDescriptor,
+    Handle,
+    TensorDescriptor,
+)
 
 Shape4 = tuple[int, int, int, int]
 Pair = tuple[int, int]
@@ -68,13 +74,13 @@ class ConvProblem:
             "y": self.y_strides or contiguous(self.y),
         }
 
-    def words(self) -> str:
+    def __str__(self) -> str:
         """The problem in one line, for error texts."""
         strides = self.strides()
         return (
-            f"convolution {self.direction}, x {self.x} with strides {strides['x']}, w {self.w}, y {self.y} with strides "
-            f"{strides['y']}, stride {self.stride}, padding {self.padding}, dilation {self.dilation}, "
-            f"groups {self.groups}, {self.dtype}"
+            f"convolution {self.direction}, x {self.x} with strides {strides['x']}, w {self.w}, "
+            f"y {self.y} with strides {strides['y']}, stride {self.stride}, padding {self.padding}, "
+            f"dilation {self.dilation}, groups {self.groups}, {self.dtype}"
         )
 
 
@@ -186,7 +192,7 @@ class LegacyPlan:
             ctypes.byref(_ONE if accumulate else _ZERO),
             out,
             out_ptr,
-            about=self.problem.words(),
+            about=self.problem,
             algorithm=self.algorithm,
         )
 
@@ -216,7 +222,7 @@ def plan(handle: Handle, problem: ConvProblem, algorithm: str) -> LegacyPlan:
         raise ValueError(f"convolution {problem.direction} has no algorithm '{algorithm}', known: {known}")
     number, deterministic = direction.algorithms[algorithm]
     api, strides = handle.api, problem.strides()
-    operands = {
+    operands: dict[str, TensorDescriptor | FilterDescriptor] = {
         "x": TensorDescriptor(api, problem.x, strides["x"], problem.dtype),
         "w": FilterDescriptor(api, problem.w, problem.dtype),
         "y": TensorDescriptor(api, problem.y, strides["y"], problem.dtype),
@@ -225,5 +231,5 @@ def plan(handle: Handle, problem: ConvProblem, algorithm: str) -> LegacyPlan:
     a, b, out = (operands[name].pointer for name in OPERANDS[problem.direction])
     nbytes = ctypes.c_size_t()
     arguments = (handle.pointer, a, b, convolution.pointer, out, number, ctypes.byref(nbytes))
-    api.call(direction.workspace, *arguments, about=problem.words(), algorithm=algorithm)
+    api.call(direction.workspace, *arguments, about=problem, algorithm=algorithm)
     return LegacyPlan(algorithm, nbytes.value, deterministic, problem, number, operands, convolution)

@@ -115,13 +115,13 @@ class GraphPlan:
     def run(self, handle: Handle, a_ptr: int, b_ptr: int, out_ptr: int, workspace_ptr: int, accumulate: bool) -> None:
         """As ConvPlan.run."""
         names = OPERANDS[self.problem.direction]
-        pack = BackendDescriptor(handle.api, Kind.VARIANT_PACK, self.problem.words())
+        pack = BackendDescriptor(handle.api, Kind.VARIANT_PACK, str(self.problem))
         pack.set(Attribute.VARIANT_PACK_UNIQUE_IDS, Type.INT64, *(_UNIQUE_IDS[name] for name in names))
         pack.set(Attribute.VARIANT_PACK_DATA_POINTERS, Type.VOID_PTR, a_ptr, b_ptr, out_ptr)
         pack.set(Attribute.VARIANT_PACK_WORKSPACE, Type.VOID_PTR, workspace_ptr or None)
         pack.finalize()
         arguments = (handle.pointer, self._plans[accumulate].pointer, pack.pointer)
-        handle.api.call("cudnnBackendExecute", *arguments, about=self.problem.words(), algorithm=self.algorithm)
+        handle.api.call("cudnnBackendExecute", *arguments, about=self.problem, algorithm=self.algorithm)
 
 
 def plans(
@@ -160,7 +160,7 @@ class _Convolution:
     """The two operation graphs of a problem, out = conv(a, b) and out += conv(a, b), and the plans for them."""
 
     def __init__(self, target: Handle | DeviceProperties, problem: ConvProblem):
-        self.target, self.problem, self.words = target, problem, problem.words()
+        self.target, self.problem, self.words = target, problem, str(problem)
         self.graphs = {accumulate: self._graph(accumulate) for accumulate in (False, True)}
 
     def suggestions(self) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -64,9 +64,14 @@ class CudnnLibrary:
 
 
 def wheel_copies(soname: str, folders: Sequence[str], roots: Sequence[str] | None = None) -> list[str]:
-    """Files called `soname` in `folders` below each of `roots` (sys.path if None), in that order."""
-    places = [Path(root) / folder / soname for root in (sys.path if roots is None else roots) if root for folder in folders]
-    return list(dict.fromkeys(str(place.resolve()) for place in places if place.is_file()))
+    """Files called `soname` in `folders` below each of `roots` (sys.path if None), in that order, each once."""
+    found: dict[Path, str] = {}
+    for root in sys.path if roots is None else roots:
+        for place in (Path(root) / folder / soname for folder in folders if root):
+            # the path as it is listed, not where a link leads: the loader looks for the other libraries beside it
+            if place.is_file():
+                found.setdefault(place.resolve(), str(place))
+    return list(found.values())
 
 
 def mapped_copies(soname: str, maps: Path = MAPS) -> list[str]:
@@ -84,8 +89,8 @@ def require_one_copy(soname: str, maps: Path = MAPS) -> str | None:
     copies = mapped_copies(soname, maps)
     if len(copies) > 1:
         raise BackendUnavailable(
-            f"this process has loaded {len(copies)} copies of {soname}: {' and '.join(copies)}; expected one, because two "
-            "keep separate states on one GPU. Remove one of them, or unset LD_LIBRARY_PATH if it names one"
+            f"this process has loaded {len(copies)} copies of {soname}: {' and '.join(copies)}; expected one, because "
+            "two keep separate states on one GPU. Remove one of them, or unset LD_LIBRARY_PATH if it names one"
         )
     return copies[0] if copies else None
 
@@ -106,7 +111,9 @@ def open_library(soname: str, folders: Sequence[str], roots: Sequence[str] | Non
             continue
         return dll, require_one_copy(soname) or name
     searched = ", ".join(folders)
-    raise BackendUnavailable(f"{soname} cannot be loaded; looked into {searched} on sys.path; tried {'; '.join(tried)}; {INSTALL}")
+    raise BackendUnavailable(
+        f"{soname} cannot be loaded; looked into {searched} on sys.path; tried {'; '.join(tried)}; {INSTALL}"
+    )
 
 
 @cache

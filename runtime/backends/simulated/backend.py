@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpy.typing import NDArray
@@ -100,11 +100,14 @@ class SimulatedBackend:
             raise VdnnError("the simulated backend is not open")
         self.elapsed_ms += self._clock.join()
         self._clock.now = dict.fromkeys(STREAMS, 0.0)
-        self._clock.events = {}
+        self._clock.events = dict.fromkeys(self._clock.events, 0.0)
 
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
         """The profile's candidates."""
         return model_candidates(op, operands(op, program), self.profile)
+
+    def capture(self, body: Callable[[], None]) -> None:
+        """Nothing to capture: every run goes step by step."""
 
     def close(self) -> None:
         """Forget the sizes."""

@@ -1,0 +1,193 @@
+"""vdnn's CUDA kernels on this GPU: every kind against the CPU backend, then the bandwidth of each on a large tensor.
+
+    python -m vdnn.bench.gpu_kernels            # exit 1 if a call is wrong; gpu_kernels.json goes to the folder $OUT
+
+Bandwidth counts every operand once, so that a kernel that reads one twice shows less; `share` is of a device copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vdnn.bench.kernel_cases import all_cases
+from vdnn.bench.kernel_check import LAYOUTS, Case, Machine, difference
+from vdnn.layers import Op
+from vdnn.layers.tensor import Shape
+from vdnn.runtime.backends.cuda.array import DeviceArray, contiguous
+from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, workspace_bytes
+from vdnn.runtime.backends.cuda.probe import Probe
+from vdnn.runtime.step import new_step
+
+ALIGN_BYTES, WORKSPACE_BYTES = 256, 2**21
+IMAGE, SMALL, DEEP = (64, 64, 224, 224), (256, 64, 56, 56), (256, 2048, 7, 7)
+COPIED = IMAGE
+POOLED, THIRD = (64, 64, 112, 112), (512, 64, 27, 27)
+
+
+@dataclass(frozen=True)
+class Load:
+    """A large call: shapes of float32 arguments by name; `before` is a kind that makes what it reads."""
+
+    name: str
+    kind: str
+    reads: Mapping[str, Shape]
+    writes: Mapping[str, Shape]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    accumulate: tuple[str, ...] = ()
+    before: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every operand, once; accumulated ones twice."""
+        sizes = {a: prod(s) * (1 if self.kind == "input.normalize" and a == "x" else 4) for a, s in self.shapes.items()}
+        return sum(sizes.values()) + sum(sizes[a] for a in self.accumulate)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Of all arguments."""
+        return {**self.reads, **self.writes}
+
+
+def window(mode: str, size: int, stride: int, padding: int = 0) -> dict[str, Any]:
+    """Attributes of a pool op with square windows."""
+    pairs = {"kernel": [size] * 2, "stride": [stride] * 2, "padding": [padding] * 2}
+    return {"mode": mode, "count_include_pad": True, **pairs}
+
+
+def loads() -> Iterable[Load]:
+    """One or a few of every kind that moves much."""
+    c, channels = (64,), {"weight": (64,), "bias": (64,)}
+    saved = {"mean": c, "invstd": c}
+    running = {"running_mean": c, "running_var": c}
+    lrn = {"size": 5, "alpha": 1e-4, "beta": 0.75, "k": 2.0}
+    halves, thirds, same = window("max", 2, 2), window("max", 3, 2), window("max", 3, 1, 1)
+    drop = {"p": 0.5, "key": 7}
+    sgd = {"momentum": 0.9, "nesterov": False, "weight_decay": 1e-4}
+    weight = (4096, 25088)
+    pixels = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    yield Load("pixels", "input.normalize", {"x": (256, 3, 224, 224)}, {"y": (256, 3, 224, 224)}, pixels)
+    yield Load("copy", "copy.forward", {"x": IMAGE}, {"y": IMAGE})
+    yield Load("copy added", "copy.forward", {"x": IMAGE}, {"y": IMAGE}, {}, ("y",))
+    yield Load("sum", "add.forward", {"a": IMAGE, "b": IMAGE}, {"y": IMAGE})
+    yield Load("relu", "relu.forward", {"x": IMAGE}, {"y": IMAGE})
+    yield Load("relu gradient", "relu.backward", {"y": IMAGE, "dy": IMAGE}, {"dx": IMAGE})
+    yield Load("bias", "conv.forward", {"b": c}, {"y": IMAGE}, {}, ("y",))
+    yield Load("bias gradient", "conv.bgrad", {"dy": IMAGE}, {"db": c})
+    yield Load("bias gradient 7x7", "conv.bgrad", {"dy": DEEP}, {"db": (2048,)})
+    yield Load("bias gradient of linear", "linear.bgrad", {"dy": (16384, 4096)}, {"db": (4096,)})
+    yield Load("max 2x2", "pool.forward", {"x": IMAGE}, {"y": POOLED}, halves)
+    yield Load("max 3x3 stride 2", "pool.forward", {"x": IMAGE}, {"y": (64, 64, 111, 111)}, thirds)
+    yield Load("max 3x3 stride 1", "pool.forward", {"x": SMALL}, {"y": SMALL}, same)
+    yield Load("average 7x7", "pool.forward", {"x": DEEP}, {"y": (256, 2048, 1, 1)}, window("average", 7, 7))
+    for name, shape, out, attrs in (
+        ("max 2x2", IMAGE, POOLED, halves),
+        ("max 3x3 stride 2", IMAGE, (64, 64, 111, 111), thirds),
+        ("max 3x3 stride 1", SMALL, SMALL, same),
+    ):
+        pooled = {"x": shape, "y": out, "dy": out}
+        yield Load(f"{name} gradient", "pool.backward", pooled, {"dx": shape}, attrs, (), "pool.forward")
+    average = {"dy": (256, 2048, 1, 1)}
+    yield Load("average 7x7 gradient", "pool.backward", average, {"dx": DEEP}, window("average", 7, 7))
+    yield Load("lrn", "lrn.forward", {"x": THIRD}, {"y": THIRD}, lrn)
+    yield Load("lrn gradient", "lrn.backward", {"x": THIRD, "y": THIRD, "dy": THIRD}, {"dx": THIRD}, lrn, ())
+    yield Load("norm", "batchnorm.forward", {"x": SMALL, **channels}, {"y": SMALL, **saved}, {"eps": 1e-5})
+    yield Load(
+        "norm inference", "batchnorm.inference", {"x": SMALL, **channels, **running}, {"y": SMALL}, {"eps": 1e-5}
+    )
+    reads: dict[str, Shape] = {"x": SMALL, "dy": SMALL, "weight": c, **saved}
+    writes: dict[str, Shape] = {"dweight": c, "dbias": c, "dx": SMALL}
+    yield Load("norm gradient", "batchnorm.backward", reads, writes, {"eps": 1e-5})
+    yield Load("dropout", "dropout.forward", {"x": (8192, 4096)}, {"y": (8192, 4096)}, drop)
+    yield Load("dropout gradient", "dropout.backward", {"dy": (8192, 4096)}, {"dx": (8192, 4096)}, drop)
+    yield Load("update", "sgd.update", {"dw": weight}, {"w": weight, "v": weight}, sgd, ("w", "v"))
+
+
+def measure(probe: Probe, load: Load, slab: int) -> dict[str, Any]:
+    """Time of `load` with its operands one after another from `slab` on; the step record lies before it."""
+    arrays: dict[str, DeviceArray] = {}
+    place = slab
+    probe.fill(slab, _slab_bytes(load))  # an earlier call may have left numbers that are not finite
+    for argument, shape in load.shapes.items():
+        dtype = "uint8" if load.kind == "input.normalize" and argument == "x" else "float32"
+        arrays[argument] = contiguous(place, shape, dtype)
+        place += -(-arrays[argument].nbytes // ALIGN_BYTES) * ALIGN_BYTES
+    arrays["workspace"] = contiguous(place, (max(1, workspace_bytes(load.kind, load.shapes)),), "uint8")
+    arrays["step"] = arrays["status"] = contiguous(slab - ALIGN_BYTES, (64,), "uint8")
+    op = Op(load.name, load.kind, "layer", "forward", {}, {}, load.attrs, load.accumulate)
+    if load.before:
+        CUDA_KERNELS[load.before](op, arrays, probe.kernels, probe.stream)
+    time_ms = probe.time_ms(lambda: CUDA_KERNELS[load.kind](op, arrays, probe.kernels, probe.stream))
+    return {"name": load.name, "kind": load.kind, "nbytes": load.nbytes, "time_ms": time_ms}
+
+
+def _slab_bytes(load: Load) -> int:
+    """Bytes of all operands, more or less."""
+    return sum(4 * prod(shape) + ALIGN_BYTES for shape in load.shapes.values())
+
+
+def check(machine: Machine, cases: Iterable[Case], note: Callable[[str], None] = print) -> tuple[int, list[str]]:
+    """Calls made, and what is wrong with those that failed."""
+    calls, failures = 0, []
+    for case in cases:
+        for layout in LAYOUTS:
+            calls += 1
+            try:
+                wrong = difference(case, layout, machine)
+            except Exception as error:  # one call that raises must not hide the others
+                wrong = f"{type(error).__name__}: {error}"
+            if wrong:
+                failures.append(f"{case.kind}, {case.name}, {layout}: {wrong}")
+                note(f"FAILED {failures[-1]}")
+    return calls, failures
+
+
+def main() -> int:
+    """Check and measure everything; 1 if a call was wrong."""
+    started = time.monotonic()
+    probe = Probe()
+    facts = probe.facts()
+    print({key: value for key, value in facts.items() if key != "registers"})
+    calls, failures = check(probe, all_cases())
+    print(
+        f"{calls} calls, {len(failures)} failures, {probe.unequal} unequal repeats, {time.monotonic() - started:.1f} s"
+    )
+    half = 4 * prod(COPIED)
+    room = max(2 * half, *map(_slab_bytes, loads()))
+    slab = probe.allocate(room + WORKSPACE_BYTES) + ALIGN_BYTES
+    record = np.zeros(ALIGN_BYTES, np.uint8)
+    record[:64] = new_step(1e-6, 1.0, 0, 0)
+    probe.upload(slab - ALIGN_BYTES, record)
+    probe.fill(slab, 2 * half)
+    copy_gbps = 2 * half / probe.time_ms(lambda: probe.copy(slab + half, slab, half)) / 1e6
+    print(f"device copy {copy_gbps:.0f} GB/s, read and write counted")
+    rows: list[dict[str, Any]] = []
+    for load in loads():
+        try:
+            row = measure(probe, load, slab)
+        except Exception as error:  # the others still count
+            failures.append(f"{load.kind}, {load.name}: {type(error).__name__}: {error}")
+            print(f"FAILED {failures[-1]}")
+            continue
+        row["gbps"] = row["nbytes"] / row["time_ms"] / 1e6
+        row["share"] = row["gbps"] / copy_gbps
+        rows.append(row)
+        print(f"{row['name']:26} {row['time_ms']:8.3f} ms {row['gbps']:7.0f} GB/s {row['share']:6.1%} of a copy")
+    if folder := os.environ.get("OUT"):
+        result = {"facts": facts, "calls": calls, "failures": failures, "unequal": probe.unequal}
+        result |= {"copy_gbps": copy_gbps, "bandwidth": rows, "seconds": time.monotonic() - started}
+        Path(folder, "gpu_kernels.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    return 1 if failures or probe.unequal else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

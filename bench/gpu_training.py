@@ -1,0 +1,134 @@
+"""Training on a GPU, checked: against the CPU, under every policy, captured and not, within a memory limit.
+
+    python -m vdnn.bench.gpu_training agree policies
+    python -m vdnn.bench.gpu_training vgg19-dyn
+
+Every part goes on after a failure and says what failed; results as JSON.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from vdnn.bench.harness import Outcome, train, write_results
+
+AGREEMENT = 1e-5
+"""Relative difference of losses that fp32 on two machines may show in the first steps."""
+QUICK = ["data.train_images=512", "data.test_images=8", "evaluate.batch_size=8", "train.accumulate=1"]
+
+
+def agree() -> dict[str, Any]:
+    """First losses on cpu and cuda."""
+    cases = {
+        "lenet": ["train.batch_size=64", "network.dropout=0.5"],
+        "alexnet": ["network.dropout=0", "train.batch_size=8"],
+        "resnet18": ["train.batch_size=8"],
+        "googlenet": ["network.dropout=0", "train.batch_size=4"],
+        "vgg16": ["network.dropout=0", "train.batch_size=2", "optimizer.lr=0.000001"],
+    }
+    found = {}
+    for name, overrides in cases.items():
+        common = [*QUICK, "optimizer.lr=0.00002", *overrides, "memory.policy=none", "memory.limit=null"]
+        cpu = _try(lambda name=name, common=common: train(name, [*common, "device=cpu"], 5))
+        cuda = _try(lambda name=name, common=common: train(name, [*common, "device=cuda"], 5))
+        if isinstance(cpu, str) or isinstance(cuda, str):
+            found[name] = {"failed": [x for x in (cpu, cuda) if isinstance(x, str)]}
+        else:
+            worst = max(abs(a - b) / abs(a) for a, b in zip(cpu.losses, cuda.losses, strict=True))
+            found[name] = {"cpu": cpu.losses, "cuda": cuda.losses, "relative": worst, "ok": worst <= AGREEMENT}
+        print("agree", name, {k: v for k, v in found[name].items() if k not in ("cpu", "cuda")}, flush=True)
+    return found
+
+
+def policies() -> dict[str, Any]:
+    """Losses and weights bit-identical under every policy, captured and not."""
+    cases = {"vgg16": 64, "googlenet": 128, "resnet50": 64}
+    found: dict[str, Any] = {}
+    for name, batch in cases.items():
+        common = [*QUICK, f"train.batch_size={batch}", "deterministic=true", "memory.limit=null", "device=cuda"]
+        rows: dict[str, Any] = {}
+        reference: Outcome | None = None
+        for label, extra, capture in (
+            ("none", ["memory.policy=none"], True),
+            ("none uncaptured", ["memory.policy=none"], False),
+            ("base", ["memory.policy=base"], True),
+            ("conv", ["memory.policy=conv"], True),
+            ("all", ["memory.policy=all"], True),
+            ("all uncaptured", ["memory.policy=all"], False),
+            ("dyn", ["memory.policy=dyn"], True),
+        ):
+            got = _try(lambda extra=extra, capture=capture: train(name, [*common, *extra], 20, capture=capture))
+            if isinstance(got, str):
+                rows[label] = {"failed": got}
+            else:
+                reference = reference or got
+                same = got.losses == reference.losses and got.digest == reference.digest
+                rows[label] = {"same": same, **_numbers(got)}
+            print("policies", name, label, {k: v for k, v in rows[label].items() if k != "losses"}, flush=True)
+        found[name] = rows
+    return found
+
+
+LIMITS: Mapping[str, tuple[str, list[str]]] = {
+    "vgg19-free": ("vgg19", ["train.batch_size=256", "memory.policy=none", "memory.limit=null"]),
+    "vgg19-all-m": (
+        "vgg19",
+        ["train.batch_size=256", "memory.policy=all", "memory.limit=12GiB", "memory.algorithms=memory-optimal"],
+    ),
+    "vgg19-dyn": ("vgg19", ["train.batch_size=256", "memory.policy=dyn", "memory.limit=12GiB"]),
+    "vgg19-dyn-joined": (
+        "vgg19",
+        ["train.batch_size=256", "memory.policy=dyn", "memory.limit=12GiB", "memory.join=layer"],
+    ),
+    "vgg416-free": ("vgg416", ["train.batch_size=32", "memory.policy=none", "memory.limit=null"]),
+    "vgg416-dyn": ("vgg416", ["train.batch_size=32", "memory.policy=dyn", "memory.limit=12GiB"]),
+}
+"""Cases of a memory limit, one process each, so that what the process holds on the card is that case's alone."""
+
+
+def limit(label: str) -> dict[str, Any]:
+    """A few steps of one case, and what the card then holds."""
+    name, overrides = LIMITS[label]
+    got = _try(lambda: train(name, [*QUICK, "device=cuda", *overrides], 6))
+    found = {"failed": got} if isinstance(got, str) else _numbers(got)
+    print(label, {k: v for k, v in found.items() if k != "digest"}, flush=True)
+    return found
+
+
+def _numbers(outcome: Outcome) -> dict[str, Any]:
+    numbers = asdict(outcome)
+    numbers["losses"] = numbers["losses"][:5]
+    return numbers
+
+
+def _try(run: Callable[[], Outcome]) -> Outcome | str:
+    try:
+        return run()
+    except Exception as error:
+        traceback.print_exc()
+        return f"{type(error).__name__}: {error}"
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "agree": agree,
+    "policies": policies,
+    **{label: partial(limit, label) for label in LIMITS},
+}
+
+
+def main() -> None:
+    """Run the parts named on the command line."""
+    names = sys.argv[1:]
+    if not names or not set(names) <= set(PARTS):
+        sys.exit(f"name one or more of: {', '.join(PARTS)}")
+    for name in names:
+        write_results(f"gpu_{name}.json", f"python -m vdnn.bench.gpu_training {name}", PARTS[name]())
+
+
+if __name__ == "__main__":
+    main()

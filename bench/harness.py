@@ -1,0 +1,146 @@
+"""Runs for studies: a few training steps of a configuration, with everything worth comparing.
+
+    outcome = train("vgg16", ["device=cuda", "memory.policy=all"], steps=20)
+    outcome.losses, outcome.digest, outcome.step_ms
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from vdnn.runtime.config import load_config
+from vdnn.runtime.data import batches, epoch_order
+from vdnn.runtime.executor import Executor
+from vdnn.runtime.prepare import prepare
+from vdnn.runtime.run_folder import RunFolder
+from vdnn.runtime.trainer import StepInfo, Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a few steps gave: losses as they were computed, SHA-256 of all persistent tensors, times, bytes."""
+
+    losses: tuple[float, ...]
+    digest: str
+    step_ms: float
+    predicted_ms: float
+    slab_bytes: int
+    host_bytes: int
+    peak_bytes: int
+    policy_notes: tuple[str, ...]
+    prepare_s: float
+    open_s: float
+    device: str
+    used_bytes: int | None
+    strays: int | None
+
+
+class Silent:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepInfo] = []
+
+    def note(self, text: str) -> None:
+        """Keep nothing."""
+
+    def step(self, info: StepInfo) -> None:
+        """Keep the step."""
+        self.steps.append(info)
+
+    def evaluated(self, step: int, epoch: int, loss: float, accuracy: float) -> None:
+        """Keep nothing."""
+
+
+def train(config_name: str, overrides: Sequence[str], steps: int, *, capture: bool = True) -> Outcome:
+    """Train `steps` steps of a packaged configuration without evaluation or checkpoints."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_config(config_name, [*overrides, f"train.iterations={steps}", f"output={folder}/run"])
+        started = perf_counter()
+        prepared = prepare(config)
+        planned_at = perf_counter()
+        trainer = Trainer(prepared, RunFolder(Path(folder)), Silent())
+        try:
+            trainer.start()
+            opened_at = perf_counter()
+            if not capture:
+                for key, planned in prepared.plans.plans.items():
+                    trainer.use(key, Executor(prepared.backend, planned.plan, planned.program))
+            losses, times = [], []
+            split = prepared.source.train
+            order = np.concatenate([epoch_order(config.train.seed, e, len(split)) for e in range(steps)])
+            feed = batches(split, order[: steps * config.train.batch_size], 0, config.train.batch_size)
+            for images, labels in feed:
+                begin = perf_counter()
+                losses.append(trainer.train_step(images, labels, config.optimizer.lr)[0])
+                times.append((perf_counter() - begin) * 1000)
+                trainer.step += 1
+            digest = hashlib.sha256()
+            for name, array in sorted(trainer.tensors().items()):
+                digest.update(name.encode())
+                digest.update(array.tobytes())
+            ledger = getattr(prepared.backend, "ledger", None)
+            notes = prepared.plans[prepared.steps.full[0]].decisions.notes
+            return Outcome(
+                tuple(losses),
+                digest.hexdigest(),
+                median(times[2:] or times),
+                trainer.predicted_step_ms,
+                prepared.plans.slab_bytes,
+                prepared.plans.host_bytes,
+                trainer.peak_bytes(),
+                notes,
+                planned_at - started,
+                opened_at - planned_at,
+                prepared.backend.caps.description,
+                ledger.used_bytes() if ledger is not None else None,
+                ledger.strays if ledger is not None else None,
+            )
+        finally:
+            prepared.backend.close()
+
+
+def facts(command: str) -> dict[str, Any]:
+    """Machine, versions, commit and command, for a results file."""
+    found: dict[str, Any] = {
+        "command": command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cpu_cores": os.cpu_count(),
+        "commit": _output(["git", "rev-parse", "HEAD"]),
+    }
+    gpu = _output(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"])
+    if gpu:
+        found["gpu"] = gpu
+    return found
+
+
+def write_results(name: str, command: str, results: Mapping[str, Any]) -> Path:
+    """Write {facts, results} as JSON to $OUT, or to the working folder."""
+    path = Path(os.environ.get("OUT", ".")) / name
+    path.write_text(json.dumps({"facts": facts(command), "results": results}, indent=1), encoding="utf-8")
+    print(f"wrote {path.name}", file=sys.stderr)
+    return path
+
+
+def _output(command: Sequence[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

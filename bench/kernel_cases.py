@@ -1,0 +1,237 @@
+"""Small ragged calls of every kind of vdnn's CUDA kernels.
+
+for case in all_cases():
+    for layout in LAYOUTS:
+        print(case.name, layout, difference(case, layout, machine))      # see vdnn.bench.kernel_check
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from vdnn.bench.kernel_check import COARSE, EXACT, FINE, Array, Case
+from vdnn.layers import Op, Pool
+from vdnn.layers.tensor import Shape
+from vdnn.runtime.backends.cpu.philox import philox
+from vdnn.runtime.step import new_step
+
+RNG = np.random.default_rng(8)
+SHAPES: tuple[Shape, ...] = ((3, 5, 7, 9), (2, 4, 6, 10), (1, 1, 1, 1), (2, 3, 41, 37), (5, 1003), (2, 2, 64, 68))
+"""Odd sizes, sizes by fours, one number, rows of several blocks."""
+
+
+def normal(*shape: int) -> Array:
+    """Random float32."""
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def unknown(*shape: int) -> Array:
+    """float32 NaN: what an output holds before."""
+    return np.full(shape, np.nan, np.float32)
+
+
+def all_cases() -> Iterator[Case]:
+    """Every kind, in the order of a network."""
+    yield from _pixels_and_terms()
+    yield from _pointwise()
+    yield from _pools()
+    yield from _lrns()
+    yield from _batchnorms()
+    yield from _biases()
+    yield from _losses()
+    yield from _updates()
+
+
+def _pixels_and_terms() -> Iterator[Case]:
+    for n, c, h, w in ((2, 3, 28, 28), (3, 1, 5, 7), (1, 4, 70, 61)):
+        x, attrs = RNG.integers(0, 256, (n, c, h, w)).astype(np.uint8), {"mean": [0.1 * i for i in range(c)]}
+        attrs["std"] = [0.2 + i for i in range(c)]
+        yield Case(f"pixels {x.shape}", "input.normalize", {"x": x}, {"y": unknown(*x.shape)}, attrs, tolerance=FINE)
+    for shape in SHAPES:
+        flat = shape[0], prod(shape[1:])
+        yield Case(f"copy {shape}", "copy.forward", {"x": normal(*flat)}, {"y": unknown(*shape)})
+        yield Case(f"copy added {shape}", "copy.forward", {"x": normal(*shape)}, {"y": normal(*shape)}, {}, ("y",))
+        terms = {"a": normal(*shape), "b": normal(*shape)}
+        yield Case(f"sum {shape}", "add.forward", terms, {"y": unknown(*shape)})
+        yield Case(f"sum in place {shape}", "add.forward", terms, {"y": terms["a"]}, over={"y": "a"})
+
+
+def _pointwise() -> Iterator[Case]:
+    step = new_step(0.1, 1.0, 2**33 + 9, 2**45 + 12345, 6)
+    for shape in SHAPES:
+        x, dy = normal(*shape), normal(*shape)
+        x.reshape(-1)[::5] = 0
+        x.reshape(-1)[3::7] = np.nan
+        y = np.maximum(normal(*shape), 0)
+        yield Case(f"relu {shape}", "relu.forward", {"x": x}, {"y": unknown(*shape)})
+        yield Case(f"relu in place {shape}", "relu.forward", {"x": x}, {"y": x}, over={"y": "x"})
+        reads = {"y": y, "dy": dy}
+        yield Case(f"relu gradient {shape}", "relu.backward", reads, {"dx": unknown(*shape)})
+        yield Case(f"relu gradient in place {shape}", "relu.backward", reads, {"dx": dy}, over={"dx": "dy"})
+        yield Case(f"relu gradient added {shape}", "relu.backward", reads, {"dx": normal(*shape)}, {}, ("dx",))
+        for p in (0.0, 0.3, 0.5, 0.999):
+            attrs = {"p": p, "key": 0xDEADBEEF}
+            reads = {"x": x, "step": step}
+            yield Case(f"dropout {p} {shape}", "dropout.forward", reads, {"y": unknown(*shape)}, attrs)
+            yield Case(f"dropout {p} in place {shape}", "dropout.forward", reads, {"y": x}, attrs, over={"y": "x"})
+            reads = {"dy": dy, "step": step}
+            held = normal(*shape)
+            yield Case(f"dropout {p} gradient {shape}", "dropout.backward", reads, {"dx": held}, attrs, ("dx",))
+    zero, sample, turn, key = (np.array([part], np.uint64) for part in (0, 6, 9, 0xDEADBEEF))
+    word = int(philox((zero, sample, turn, key), (12345, 2**13))[0][0])  # of the first number under `step`: just kept
+    attrs, reads = {"p": word / 2**32, "key": 0xDEADBEEF}, {"x": normal(1, 5), "step": step}
+    yield Case("dropout at the threshold", "dropout.forward", reads, {"y": unknown(1, 5)}, attrs)
+
+
+WINDOWS: tuple[tuple[tuple[int, int], Mapping[str, Any]], ...] = (
+    ((6, 8), {"kernel": 2}),
+    ((7, 9), {"kernel": 3, "stride": 2}),
+    ((6, 8), {"kernel": 3, "stride": 2, "ceil_mode": True}),
+    ((5, 5), {"kernel": 2, "stride": 3, "padding": 1, "ceil_mode": True}),
+    ((5, 4), {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 1)}),
+    ((6, 7), {"kernel": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
+    ((7, 7), {"kernel": 3, "stride": 1, "padding": 1}),
+    ((9, 7), {"kernel": (2, 1), "stride": (4, 3)}),
+    ((4, 4), {"kernel": 1}),
+    ((5, 7), {"kernel": "global"}),
+    ((56, 52), {"kernel": 3, "stride": 2, "ceil_mode": True}),
+    ((28, 28), {"kernel": 5, "stride": 3}),
+)
+"""Images and the arguments of a Pool layer, the CPU tests' and a few of several blocks."""
+
+
+def _pools() -> Iterator[Case]:
+    for (h, w), arguments in WINDOWS:
+        for mode, count in (("max", True), ("average", True), ("average", False)):
+            layer = Pool(mode, count_include_pad=count, **arguments)  # type: ignore[arg-type]
+            _, p, q = layer.output_shape("pool", ((3, h, w),))
+            attrs = pool_attributes(layer, (h, w))
+            exact = EXACT if mode == "max" else FINE
+            for ties in (False, True) if mode == "max" else (False,):
+                x = RNG.integers(0, 3, (2, 3, h, w)).astype(np.float32) if ties else normal(2, 3, h, w)
+                name = f"{mode}{' with ties' if ties else ''}{'' if count else ' inside'} {arguments}"
+                forward = Case(name, "pool.forward", {"x": x}, {"y": unknown(2, 3, p, q)}, attrs, tolerance=exact)
+                yield forward
+                reads = {"dy": normal(2, 3, p, q)}
+                if mode == "max":
+                    reads |= {"x": x, "y": forward.expected()["y"]}
+                for adds in (False, True):
+                    dx = normal(*x.shape) if adds else unknown(*x.shape)
+                    accumulate = ("dx",) if adds else ()
+                    called = f"{name} gradient{' added' if adds else ''}"
+                    yield Case(called, "pool.backward", reads, {"dx": dx}, attrs, accumulate, tolerance=exact)
+    x = normal(1, 2, 6, 6)
+    x[0, 0, 2, 3] = np.nan
+    attrs = pool_attributes(Pool("max", 3, stride=2, ceil_mode=True), (6, 6))
+    yield Case("max of a NaN", "pool.forward", {"x": x}, {"y": unknown(1, 2, 3, 3)}, attrs)
+
+
+def pool_attributes(layer: Pool, size: tuple[int, int]) -> dict[str, Any]:
+    """The attributes that lowering gives a pool op on images of that size."""
+    kernel = size if layer.kernel == "global" else layer.kernel
+    stride = kernel if layer.stride is None else layer.stride
+    pairs = {"kernel": kernel, "stride": stride, "padding": layer.padding}
+    listed = {key: [value] * 2 if isinstance(value, int) else list(value) for key, value in pairs.items()}
+    return {"mode": layer.mode, "count_include_pad": layer.count_include_pad, **listed}
+
+
+def _lrns() -> Iterator[Case]:
+    sizes = (((2, 70, 3, 5), 5), ((1, 3, 17, 16), 5), ((2, 33, 4, 4), 4), ((2, 9, 2, 3), 3), ((1, 1, 2, 2), 5))
+    for (shape, size), beta in product(sizes, (0.75, 0.5)):
+        attrs = {"size": size, "alpha": 0.5, "beta": beta, "k": 2.0}
+        x = normal(*shape) * 3
+        forward = Case(
+            f"lrn {size} beta {beta} {shape}", "lrn.forward", {"x": x}, {"y": unknown(*shape)}, attrs, tolerance=COARSE
+        )
+        yield forward
+        reads = {"x": x, "y": forward.expected()["y"].astype(np.float32), "dy": normal(*shape)}
+        for adds in (False, True):
+            dx = normal(*shape) if adds else unknown(*shape)
+            name = f"lrn {size} beta {beta} gradient{' added' if adds else ''} {shape}"
+            yield Case(name, "lrn.backward", reads, {"dx": dx}, attrs, ("dx",) if adds else (), tolerance=COARSE)
+
+
+def _batchnorms() -> Iterator[Case]:
+    for shape in ((3, 5, 7, 9), (2, 4, 6, 10), (40, 3, 11, 20), (5, 70), (2, 1, 64, 66), (6, 3, 1, 3)):
+        c = shape[1]
+        weight, bias = normal(c), normal(c)
+        x = normal(*shape) * 2 + 100 * RNG.integers(-1, 2, (c, *[1] * (len(shape) - 2))).astype(np.float32)
+        reads = {"x": x, "weight": weight, "bias": bias}
+        writes = {"y": unknown(*shape), "mean": unknown(c), "invstd": unknown(c)}
+        yield Case(f"norm {shape}", "batchnorm.forward", reads, writes, {"eps": 1e-5}, tolerance=COARSE)
+        running = {"running_mean": normal(c), "running_var": 1 + normal(c) ** 2}
+        for y, over in ((unknown(*shape), {}), (x, {"y": "x"})):
+            name = f"norm inference{' in place' if over else ''} {shape}"
+            attrs = {"eps": 1e-5}
+            yield Case(name, "batchnorm.inference", {**reads, **running}, {"y": y}, attrs, (), over, COARSE)
+        mean, invstd = normal(c), 1 / (0.5 + normal(c) ** 2)
+        attrs = {"eps": 1e-5, "momentum": 0.1, "count": 7}
+        saved = {"mean": mean, "invstd": invstd}
+        adds = tuple(running)
+        yield Case(f"statistics {shape}", "batchnorm.update_stats", saved, running, attrs, adds, tolerance=FINE)
+        axes = (0, *range(2, len(shape)))
+        saved = {"mean": x.mean(axis=axes), "invstd": 1 / np.sqrt(x.var(axis=axes) + np.float32(1e-5))}
+        reads = {"x": x, "dy": normal(*shape), "weight": weight, **saved}
+        for adds in ((), ("dx",), ("dweight", "dbias", "dx")):
+            writes = {"dweight": unknown(c), "dbias": unknown(c), "dx": unknown(*shape)}
+            writes |= {argument: normal(*writes[argument].shape) for argument in adds}
+            name = f"norm gradient, added {adds} {shape}"
+            yield Case(name, "batchnorm.backward", reads, writes, {"eps": 1e-5}, adds, tolerance=COARSE)
+        writes = {"dweight": unknown(c), "dbias": unknown(c)}
+        yield Case(f"norm gradient {shape}", "batchnorm.backward", reads, writes, {"eps": 1e-5}, tolerance=COARSE)
+
+
+def _biases() -> Iterator[Case]:
+    def added(op: Op, *, b: Array, y: Array) -> None:
+        y += b.reshape(-1, *[1] * (y.ndim - 2))
+
+    for shape in (*SHAPES, (70, 3, 13, 20), (300, 37), (2, 41), (2, 2, 1, 3)):
+        kind = "conv" if len(shape) == 4 else "linear"
+        k = shape[1]
+        yield Case(f"bias {shape}", f"{kind}.forward", {"b": normal(k)}, {"y": normal(*shape)}, reference=added)
+        for adds in ((), ("db",)):
+            writes, name = {"db": normal(k) if adds else unknown(k)}, f"bias gradient{' added' if adds else ''} {shape}"
+            yield Case(name, f"{kind}.bgrad", {"dy": normal(*shape)}, writes, {}, adds, tolerance=COARSE)
+
+
+def _losses() -> Iterator[Case]:
+    for (n, k), smoothing in product(((4, 5), (3, 10), (2, 1000), (5, 257)), (0.0, 0.1)):
+        labels = RNG.integers(0, k, n).astype(np.int32)
+        x = normal(n, k, 1, 1) * 3
+        x[0, [1, 3]] = 9  # two largest scores: the first is the choice
+        labels[0] = 1
+        writes = {"probs": unknown(n, k), "loss": unknown(n), "correct": np.full(n, 7, np.uint8)}
+        attrs = {"label_smoothing": smoothing}
+        name = f"loss {n}x{k} smoothing {smoothing}"
+        forward = Case(name, "softmax_loss.forward", {"x": x, "labels": labels}, writes, attrs, tolerance=COARSE)
+        yield forward
+        probs = forward.expected()["probs"].astype(np.float32)
+        reads: dict[str, Array] = {"probs": probs, "labels": labels, "step": new_step(0.1, 0.25, 0, 0)}
+        for adds in (False, True):
+            dx = normal(n, k, 1, 1) if adds else unknown(n, k)
+            attrs, accumulate = {"label_smoothing": smoothing, "weight": 0.3}, ("dx",) if adds else ()
+            called = f"{name} gradient{' added' if adds else ''}"
+            yield Case(called, "softmax_loss.backward", reads, {"dx": dx}, attrs, accumulate, tolerance=FINE)
+
+
+def _updates() -> Iterator[Case]:
+    for shape, momentum, nesterov in product(((3, 5, 3, 3), (5003,), (1,)), (0.0, 0.9), (False, True)):
+        for bad in (None, np.nan, np.inf):
+            dw, record = normal(*shape), new_step(0.125, 1.0, 0, 0)
+            if bad is not None:
+                dw.reshape(-1)[-1] = bad
+            writes: dict[str, Array] = {"w": normal(*shape), "status": record}
+            writes |= {"v": normal(*shape)} if momentum else {}
+            attrs = {"momentum": momentum, "nesterov": nesterov and momentum > 0, "weight_decay": 0.01}
+            reads, name = {"dw": dw, "step": record}, f"update {shape} {momentum} {nesterov} {bad}"
+            yield Case(name, "sgd.update", reads, writes, attrs, tuple(writes), {"status": "step"}, FINE)
+    record = new_step(0.125, 1.0, 0, 0)
+    record[28] = 1  # not_finite, set by an earlier layer
+    attrs = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
+    reads, writes = {"dw": normal(9), "step": record}, {"w": normal(9), "status": record}
+    yield Case("update that is held", "sgd.update", reads, writes, attrs, tuple(writes), {"status": "step"})

@@ -1,0 +1,317 @@
+"""The Backend interface on an NVIDIA GPU: one slab, one pinned slab, three streams, and every byte accounted for.
+
+    backend = CudaBackend(memory_limit=12 * GIB)
+    backend.open(plan.slab_bytes, plan.host_bytes)
+
+cuDNN computes convolutions and cuBLAS matrix products, on workspaces of the plan; all else is our own kernels. After
+`open` CuPy's allocator raises, so that nothing is allocated behind the plan's back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vdnn.errors import BackendUnavailable, PlanError, VdnnError
+from vdnn.layers.op import Op, Program
+from vdnn.layers.tensor import DTYPE_BYTES, TensorSpec
+from vdnn.memory.costs import Candidate, CopyRates
+from vdnn.memory.plan import STREAMS
+from vdnn.runtime.backend import Caps
+from vdnn.runtime.backends.cuda.array import DeviceArray
+from vdnn.runtime.backends.cuda.cublas import Cublas
+from vdnn.runtime.backends.cuda.cudnn import Handle
+from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, KernelSet, workspace_bytes
+from vdnn.runtime.backends.cuda.memory import Ledger
+from vdnn.runtime.backends.cuda.pinned import PinnedSlab
+from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, Products
+from vdnn.runtime.backends.cuda.search import Search
+
+GEMM_WORKSPACE = 4 * 2**20
+"""Bytes for a matrix product; cuBLAS recommends 32 MiB on Hopper and takes less."""
+MEMORY_SHARE = 0.85
+"""Of the copy bandwidth that other kernels are expected to reach, for predictions."""
+PCIE_RATES = CopyRates(d2h_gbps=50.0, h2d_gbps=50.0, both_gbps=80.0, latency_us=8.0)
+
+
+class CudaBackend:
+    """The current GPU.
+
+    Args:
+        memory_limit: bytes that the process may hold on the card, context included; None for all that is free.
+        poison: fill freed bytes with NaN.
+        progress: told in words what takes long.
+    """
+
+    def __init__(
+        self,
+        memory_limit: int | None = None,
+        *,
+        poison: bool = False,
+        progress: Callable[[str], None] | None = None,
+    ):
+        try:
+            import cupy
+        except ImportError as error:
+            raise BackendUnavailable(f"CuPy cannot be imported ({error}); pip install 'vdnn[cuda13]'") from error
+        self._cupy, self._runtime = cupy, cupy.cuda.runtime
+        self._poison, self._progress = poison, progress
+        self.ledger = Ledger()
+        self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in STREAMS}
+        compute = self._streams["compute"]
+        self._handle = Handle()
+        self._handle.set_stream(compute.ptr)
+        self._cublas = Cublas()
+        self._products = Products(self._handle, self._cublas)
+        self._kernels = KernelSet()
+        self._events: dict[int, Any] = {}
+        self._slab = 0
+        self._sizes = (0, 0)
+        self._pinned: PinnedSlab | None = None
+        self._stages: dict[tuple[int, int], _Stage] = {}
+        self._waiting: list[tuple[_Stage, NDArray[Any]]] = []
+        self._capturing: _Capture | None = None
+        self._opened = False
+        properties = self._runtime.getDeviceProperties(cupy.cuda.Device().id)
+        name = properties["name"].decode()
+        library = self._handle.api.library
+        self._kernels.load()
+        reserve = self.ledger.measure_reserve()
+        free, total = self._runtime.memGetInfo()
+        limit = memory_limit if memory_limit is not None else free + reserve
+        self._copy_gbps = 2e-6 * properties["memoryClockRate"] * properties["memoryBusWidth"] / 8
+        source = f"measured on {name}, cuDNN {library.version_text}; other ops from its memory bandwidth"
+        self.caps = Caps(
+            name="cuda",
+            has_data=True,
+            simulated=False,
+            description=f"{name}, {total / 2**30:.0f} GiB, CuPy {cupy.__version__}, cuDNN {library.version_text}",
+            memory_bytes=free + reserve,
+            rates=PCIE_RATES,
+            cost_source=source,
+            measured_costs=True,
+            reserve_bytes=reserve,
+        )
+        key = {
+            "gpu": name,
+            "driver": self._runtime.driverGetVersion(),
+            "cudnn": library.version,
+            "layout": "NCHW",
+            "math": "FMA",
+        }
+        self.search = Search(self._products, key, max(0, limit - reserve), compute)
+
+    # ---- memory
+
+    def open(self, slab_bytes: int, host_bytes: int) -> None:
+        """Take both slabs; from here on nothing else may be allocated."""
+        if self._opened:
+            raise VdnnError("the cuda backend is open already; close it first")
+        self._sizes = (slab_bytes, host_bytes)
+        self._slab = self._runtime.malloc(max(slab_bytes, 256))
+        self._runtime.memset(self._slab, 0, max(slab_bytes, 256))
+        if host_bytes:
+            self._pinned = PinnedSlab(host_bytes, self._progress)
+        self._opened = True
+        self.ledger.forbid_allocations()
+
+    def view(self, spec: TensorSpec, root: TensorSpec, offset: int) -> DeviceArray:
+        """Address, shape and strides of `spec` in the slab."""
+        item = DTYPE_BYTES[spec.dtype]
+        strides = [prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
+        start = offset
+        if spec.view_of is not None and spec.nbytes != root.nbytes:
+            strides[0] = prod(root.shape[1:])
+            start += item * spec.channel * prod(root.shape[2:])
+        if start < 0 or offset + root.nbytes > self._sizes[0]:
+            raise PlanError(f"tensor '{spec.name}' lies outside the slab of {self._sizes[0]} bytes")
+        return DeviceArray(self._slab + start, spec.shape, tuple(strides), spec.dtype, spec.nbytes)
+
+    def close(self) -> None:
+        """Give everything back. A second call does nothing."""
+        if not self._opened:
+            return
+        self._opened = False
+        self.sync()
+        self.ledger.allow_allocations()
+        for stage in self._stages.values():
+            stage.memory = None
+        self._stages = {}
+        self._runtime.free(self._slab)
+        if self._pinned is not None:
+            self._pinned.close()
+            self._pinned = None
+
+    # ---- work
+
+    def launch(self, op: Op, arrays: Mapping[str, Any], stream: str) -> None:
+        """Start the kernel of op.kind on `stream`."""
+        raw = self._streams[stream]
+        if op.kind in CONV_KINDS:
+            self._products.convolve(op, arrays)
+        elif op.kind in LINEAR_KINDS:
+            self._products.multiply(op, arrays, raw.ptr)
+        kernel = CUDA_KERNELS.get(op.kind)
+        if kernel is not None:
+            kernel(op, arrays, self._kernels, raw)
+        elif op.kind not in CONV_KINDS and op.kind not in LINEAR_KINDS:
+            raise VdnnError(f"op '{op.name}' (layer '{op.layer}'): the cuda backend has no kernel '{op.kind}'")
+
+    def copy_out(self, offset: int, host_offset: int, nbytes: int, stream: str) -> None:
+        """Slab bytes to pinned bytes."""
+        for part, host_part, size in self._parts(offset, host_offset, nbytes):
+            self._copy(host_part, part, size, self._runtime.memcpyDeviceToHost, stream)
+
+    def copy_in(self, offset: int, host_offset: int, nbytes: int, stream: str) -> None:
+        """Pinned bytes to slab bytes."""
+        for part, host_part, size in self._parts(offset, host_offset, nbytes):
+            self._copy(part, host_part, size, self._runtime.memcpyHostToDevice, stream)
+
+    def record(self, event: int, stream: str) -> None:
+        """Mark a point of `stream`."""
+        if event not in self._events:
+            self._events[event] = self._cupy.cuda.Event(disable_timing=True)
+        self._events[event].record(self._streams[stream])
+
+    def wait(self, event: int, stream: str) -> None:
+        """Hold `stream` until `event`."""
+        if event not in self._events:
+            raise PlanError(f"stream '{stream}' waits for event {event}, which nothing records")
+        self._streams[stream].wait_event(self._events[event])
+
+    def feed(self, array: Any, value: NDArray[Any], stream: str) -> None:
+        """Upload through a pinned stage of the array's own."""
+        stage = self._stage(array)
+        if self._capturing is not None:
+            self._capturing.feeds.append(stage)
+        else:
+            if stage.busy_on is not None:  # fed twice between syncs: the first value must have left
+                self._streams[stage.busy_on].synchronize()
+            np.copyto(stage.array, value, casting="no")
+            stage.busy_on = stream
+        self._copy(array.ptr, stage.address, array.nbytes, self._runtime.memcpyHostToDevice, stream)
+
+    def fetch(self, array: Any, out: NDArray[Any], stream: str) -> None:
+        """Download through a pinned stage; `out` is filled by sync."""
+        stage = self._stage(array)
+        self._copy(stage.address, array.ptr, array.nbytes, self._runtime.memcpyDeviceToHost, stream)
+        if self._capturing is not None:
+            self._capturing.fetches.append(stage)
+        else:
+            self._waiting.append((stage, out))
+
+    def freed(self, offset: int, nbytes: int, stream: str) -> None:
+        """Poison the bytes, if asked to."""
+        if self._poison:
+            self._runtime.memsetAsync(self._slab + offset, 0xFF, nbytes, self._streams[stream].ptr)
+
+    def sync(self) -> None:
+        """Wait for all streams and hand out what was fetched."""
+        for stream in self._streams.values():
+            stream.synchronize()
+        for stage, out in self._waiting:
+            np.copyto(out, stage.array)
+        self._waiting = []
+        for stage in self._stages.values():
+            stage.busy_on = None
+
+    def capture(self, body: Callable[[], None]) -> CudaReplay:
+        """One CUDA graph of everything `body` puts on the three streams."""
+        compute, others = self._streams["compute"], [s for n, s in self._streams.items() if n != "compute"]
+        fork, joins = self._cupy.cuda.Event(disable_timing=True), []
+        self._capturing = _Capture([], [])
+        compute.begin_capture()
+        try:
+            fork.record(compute)
+            for stream in others:
+                stream.wait_event(fork)
+            body()
+            for stream in others:
+                join = self._cupy.cuda.Event(disable_timing=True)
+                join.record(stream)
+                compute.wait_event(join)
+                joins.append(join)
+        finally:
+            graph = compute.end_capture()
+            captured, self._capturing = self._capturing, None
+        return CudaReplay(graph, compute, captured.feeds, captured.fetches)
+
+    def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
+        """Measured algorithms of convolutions; for other ops the time their bytes take."""
+        specs = {arg: program.tensors[t] for arg, t in (*op.reads.items(), *op.writes.items())}
+        if op.kind in CONV_KINDS:
+            arrays = {arg: _unplaced(spec, program.tensors[spec.storage]) for arg, spec in specs.items()}
+            return self.search.candidates(op, arrays)
+        time_ms = sum(spec.nbytes for spec in specs.values()) / (MEMORY_SHARE * self._copy_gbps * 1e6) + 0.002
+        if op.kind in LINEAR_KINDS:
+            return (Candidate("CUBLAS", time_ms, GEMM_WORKSPACE),)
+        scratch = workspace_bytes(op.kind, {arg: spec.shape for arg, spec in specs.items()})
+        return (Candidate("KERNEL" if scratch else "default", time_ms, scratch),)
+
+    # ---- within
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: str) -> None:
+        self._runtime.memcpyAsync(target, source, nbytes, kind, self._streams[stream].ptr)
+
+    def _parts(self, offset: int, host_offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+        """(device address, host address, bytes) of a copy, cut where two registrations of host memory meet."""
+        for start, size in zip((offset, host_offset), self._sizes, strict=True):
+            if start < 0 or start + nbytes > size:
+                raise PlanError(f"copy of bytes {start} to {start + nbytes} outside a slab of {size} bytes")
+        if self._pinned is None:
+            raise PlanError("a copy to the host, but the plan asked for no host memory")
+        for start, size in self._pinned.pieces(host_offset, nbytes):
+            yield self._slab + offset + start - host_offset, self._pinned.address + start, size
+
+    def _stage(self, array: DeviceArray) -> _Stage:
+        key = (array.ptr, array.nbytes)
+        if key not in self._stages:
+            self._stages[key] = _Stage(self._cupy.cuda.PinnedMemory(array.nbytes), array)
+        return self._stages[key]
+
+
+class _Stage:
+    """Pinned bytes through which one array is fed or fetched."""
+
+    def __init__(self, memory: Any, array: DeviceArray):
+        self.memory = memory
+        self.address = int(memory.ptr)
+        self.busy_on: str | None = None
+        buffer = (ctypes.c_uint8 * array.nbytes).from_address(self.address)
+        self.array = np.frombuffer(buffer, np.dtype(array.dtype)).reshape(array.shape)
+
+
+class _Capture:
+    """Stages in the order in which a captured run feeds and fetches."""
+
+    def __init__(self, feeds: list[_Stage], fetches: list[_Stage]):
+        self.feeds, self.fetches = feeds, fetches
+
+
+class CudaReplay:
+    """A CUDA graph with the stages that its feeds and fetches go through."""
+
+    def __init__(self, graph: Any, stream: Any, feeds: list[_Stage], fetches: list[_Stage]):
+        self.graph, self.stream, self.feeds, self.fetches = graph, stream, feeds, fetches
+
+    def run(self, values: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]]) -> None:
+        """Feed, launch, wait, fetch."""
+        for stage, value in zip(self.feeds, values, strict=True):
+            np.copyto(stage.array, value, casting="no")
+        self.graph.launch(self.stream)
+        self.stream.synchronize()
+        for stage, out in zip(self.fetches, outs, strict=True):
+            np.copyto(out, stage.array)
+
+
+def _unplaced(spec: TensorSpec, root: TensorSpec) -> DeviceArray:
+    """The array of `spec` with its strides and no address, for asking what could compute it."""
+    strides = [prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
+    if spec.view_of is not None and spec.nbytes != root.nbytes:
+        strides[0] = prod(root.shape[1:])
+    return DeviceArray(0, spec.shape, tuple(strides), spec.dtype, spec.nbytes)

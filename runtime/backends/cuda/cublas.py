@@ -1,0 +1,160 @@
+"""Matrix products in fp32 by cuBLAS on a workspace of ours, for the fully connected layers; can be captured.
+
+    cublas = Cublas()
+    cublas.bind(stream.ptr, workspace_ptr, workspace_bytes)
+    cublas.gemm(n, k, c, x_ptr, w_ptr, y_ptr, transpose_b=True)                  # y = x wᵀ
+    cublas.gemm(n, c, k, dy_ptr, w_ptr, dx_ptr)                                  # dx = dy w
+    cublas.gemm(k, c, n, dy_ptr, x_ptr, dw_ptr, transpose_a=True, accumulate=True)  # dw += dyᵀ x
+
+Two runs give equal bits for equal shapes, workspace size, GPU and cuBLAS version. Another workspace size can mean
+another kernel and so another rounding: choose it once, never by what happens to be free.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+from vdnn.errors import VdnnError
+from vdnn.runtime.backends.cuda.library import CublasLibrary, load_cudnn
+from vdnn.units import KIB, MIB
+
+ALIGNMENT_BYTES = 256
+"""Of the workspace address, as cublasSetWorkspace demands."""
+
+SMALLEST_WORKSPACE_BYTES = 16 * KIB
+"""Enough that no routine fails for want of it, by the documentation of cublasSetWorkspace; more can be faster."""
+
+SIGNATURES: Mapping[str, tuple[Any, ...]] = {
+    "cublasCreate_v2": (ctypes.c_void_p,),
+    "cublasDestroy_v2": (ctypes.c_void_p,),
+    "cublasSetStream_v2": (ctypes.c_void_p, ctypes.c_void_p),
+    "cublasSetWorkspace_v2": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
+    "cublasSetMathMode": (ctypes.c_void_p, ctypes.c_int),
+    "cublasSgemm_v2": (
+        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),  # handle, transpose a and b
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int),  # m, n, k
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),  # alpha, a with its row length
+        *(ctypes.c_void_p, ctypes.c_int),  # b
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),  # beta, c
+    ),
+}
+"""Argument types of every function called here, from cublas_api.h of cuBLAS 13; all return cublasStatus_t."""
+
+PEDANTIC_MATH = 2
+"""CUBLAS_PEDANTIC_MATH: fp32 as it is written, no TF32 and no emulation, whatever the environment says."""
+
+STATUS: Mapping[int, tuple[str, str]] = {
+    1: ("NOT_INITIALIZED", "cuBLAS found no usable GPU or driver; run vdnn doctor"),
+    3: (
+        "ALLOC_FAILED",
+        "the GPU has no memory left beside the slab, or the workspace is below 16 KiB; lower memory.limit",
+    ),
+    7: (
+        "INVALID_VALUE",
+        "an argument cuBLAS refuses, such as a misaligned workspace: a fault in vdnn, report this text",
+    ),
+    8: ("ARCH_MISMATCH", "this GPU is not supported by this cuBLAS; install the other extra, cuda12 or cuda13"),
+    13: (
+        "EXECUTION_FAILED",
+        "an earlier kernel failed, or the GPU has no memory left to load this one; lower memory.limit",
+    ),
+    14: ("INTERNAL_ERROR", "cuBLAS failed inside; run with CUDA_LAUNCH_BLOCKING=1 to find the kernel"),
+    15: ("NOT_SUPPORTED", "cuBLAS does not do this; report this text"),
+}
+"""Name of a cublasStatus_t, likely cause and next step."""
+
+_ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
+
+
+class CublasError(VdnnError):
+    """A cuBLAS call that failed: the function, the status and its name, the product in words."""
+
+    def __init__(self, status: int, call: str, about: str = ""):
+        self.status, self.call, self.about = status, call, about
+        name, cause = STATUS.get(status, ("unknown status", "report this text"))
+        what = f" for {about}" if about else ""
+        super().__init__(f"{call} returned {name} ({status}){what}; likely cause and next step: {cause}")
+
+
+def recommended_workspace_bytes(compute_major: int) -> int:
+    """Bytes that cuBLAS recommends: 32 MiB from compute capability 9 (Hopper) on, else 4 MiB. Smaller ones work."""
+    return 32 * MIB if compute_major >= 9 else 4 * MIB
+
+
+class Cublas:
+    """A cuBLAS context on the current device: fp32 without tensor cores, on one stream and workspace at a time.
+
+    Creating one takes a GPU and some of its memory, which belongs to the context reserve.
+    """
+
+    def __init__(self, library: CublasLibrary | None = None):
+        self.library = library or load_cudnn().cublas
+        for name, types in SIGNATURES.items():
+            function = getattr(self.library.dll, name)
+            function.argtypes, function.restype = types, ctypes.c_int
+        pointer = ctypes.c_void_p()
+        self._call("cublasCreate_v2", ctypes.byref(pointer))
+        self.pointer: int | None = pointer.value
+        self._call("cublasSetMathMode", self.pointer, PEDANTIC_MATH)
+
+    def bind(self, stream: int, workspace_ptr: int, workspace_bytes: int) -> None:
+        """Run later products on this cudaStream_t with this workspace, aligned to ALIGNMENT_BYTES.
+
+        Both at once, because a new stream puts cuBLAS back on a workspace of its own.
+        """
+        about = f"a workspace of {workspace_bytes} bytes at {workspace_ptr:#x}"
+        self._call("cublasSetStream_v2", self.pointer, stream)
+        self._call("cublasSetWorkspace_v2", self.pointer, workspace_ptr or None, workspace_bytes, about=about)
+
+    def gemm(
+        self,
+        m: int,
+        n: int,
+        k: int,
+        a_ptr: int,
+        b_ptr: int,
+        c_ptr: int,
+        *,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        accumulate: bool = False,
+    ) -> None:
+        """c = a b, or c += a b, with c of shape (m, n) and sums over k; all float32, dense, row-major, on the device.
+
+        Args:
+            a_ptr: address of a, shape (m, k); (k, m) in memory if transpose_a.
+            b_ptr: address of b, shape (k, n); (n, k) in memory if transpose_b.
+            c_ptr: address of c, which overlaps neither.
+        """
+        # cuBLAS counts columns first, so that it sees the transpose of every array: cᵀ = bᵀ aᵀ
+        self._call(
+            "cublasSgemm_v2",
+            self.pointer,
+            int(transpose_b),
+            int(transpose_a),
+            n,
+            m,
+            k,
+            ctypes.byref(_ONE),
+            b_ptr,
+            k if transpose_b else n,
+            a_ptr,
+            m if transpose_a else k,
+            ctypes.byref(_ONE if accumulate else _ZERO),
+            c_ptr,
+            n,
+            about=f"c of shape ({m}, {n}) with sums over {k}",
+        )
+
+    def close(self) -> None:
+        """Give the context back. A second call does nothing."""
+        if self.pointer is not None:
+            pointer, self.pointer = self.pointer, None
+            self._call("cublasDestroy_v2", pointer)
+
+    def _call(self, name: str, *args: Any, about: str = "") -> None:
+        status = getattr(self.library.dll, name)(*args)
+        if status:
+            raise CublasError(status, name, about)

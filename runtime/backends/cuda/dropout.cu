@@ -1,0 +1,53 @@
+// Dropout, its mask drawn from counters; see dropout.py and, for the counters, vdnn.layers.dropout.
+
+struct Words {
+    u32 word[4];
+};
+
+// Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
+__device__ __forceinline__ Words philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, u32 k1) {
+#pragma unroll
+    for (int turn = 0; turn < 10; ++turn) {
+        const u64 first = u64(0xD2511F53u) * c0, second = u64(0xCD9E8D57u) * c2;
+        c0 = u32(second >> 32) ^ c1 ^ k0, c1 = u32(second);
+        c2 = u32(first >> 32) ^ c3 ^ k1, c3 = u32(first);
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+// y = x * scale where the value's word is at least `threshold`, else 0; added to y if `accumulate`. Four numbers of one
+// image a thread, those of one counter. `width` 4: every image begins on 16 bytes in x and in y.
+template <int WIDTH>
+__device__ __forceinline__ void drop(
+    const float* x, float* y, u32 first, u32 inner, const Words& words, u64 threshold, float scale, int accumulate) {
+#pragma unroll
+    for (int i = 0; i < 4; i += WIDTH) {
+        float value[WIDTH], held[WIDTH] = {};
+        load<WIDTH>(x, first + i, inner, value);
+        if (accumulate) load<WIDTH>(y, first + i, inner, held);
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+            const float kept = words.word[i + w] >= threshold ? value[w] * scale : 0.0f;
+            value[w] = accumulate ? held[w] + kept : kept;
+        }
+        store<WIDTH>(y, first + i, inner, value);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) dropout(
+    const float* x, i64 x_stride, float* y, i64 y_stride, const StepRecord* step, u32 inner, u32 chunks, int width,
+    u32 key, u64 threshold, float scale, int accumulate) {
+    const u32 image = blockIdx.x / chunks;
+    const u32 counter = (blockIdx.x - image * chunks) * THREADS + threadIdx.x, first = 4 * counter;
+    if (first >= inner) return;
+    const u64 seed = step->seed;
+    const Words words =
+        philox(counter, step->sample + image, u32(step->step), key, u32(seed), u32(seed >> 32));
+    x += i64(image) * x_stride;
+    y += i64(image) * y_stride;
+    if (width == 4)
+        drop<4>(x, y, first, inner, words, threshold, scale, accumulate);
+    else
+        drop<1>(x, y, first, inner, words, threshold, scale, accumulate);
+}

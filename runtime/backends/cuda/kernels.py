@@ -1,0 +1,117 @@
+"""vdnn's own CUDA kernels, compiled once, and the function that launches each op kind.
+
+    kernels = KernelSet()
+    kernels.load()
+    CUDA_KERNELS[op.kind](op, arrays, kernels, stream)
+
+Everything is queued on the stream given; nothing is allocated and nothing waits, so that launches can be captured in a
+CUDA graph. Convolutions and matrix products are not here: of conv.forward and linear.forward this is the bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vdnn.errors import VdnnError
+from vdnn.layers.op import Op
+from vdnn.layers.tensor import Shape
+from vdnn.runtime.backends.cuda.batchnorm import (
+    batchnorm_backward,
+    batchnorm_bytes,
+    batchnorm_forward,
+    batchnorm_inference,
+    batchnorm_update_stats,
+)
+from vdnn.runtime.backends.cuda.bias import bias_forward, channel_bytes, column_bytes, conv_bgrad, linear_bgrad
+from vdnn.runtime.backends.cuda.copy import add_forward, copy_forward, input_normalize
+from vdnn.runtime.backends.cuda.dropout import dropout_backward, dropout_forward
+from vdnn.runtime.backends.cuda.launch import INDEX_LIMIT, THREADS, Arrays, Kernels
+from vdnn.runtime.backends.cuda.lrn import lrn_backward, lrn_forward
+from vdnn.runtime.backends.cuda.pool import pool_backward, pool_forward
+from vdnn.runtime.backends.cuda.relu import relu_backward, relu_forward
+from vdnn.runtime.backends.cuda.sgd import sgd_update
+from vdnn.runtime.backends.cuda.softmax_loss import softmax_loss_backward, softmax_loss_forward
+from vdnn.runtime.backends.cuda.source import OPTIONS, convert, signatures, source
+
+CudaKernel = Callable[[Op, Arrays, Kernels, Any], None]
+
+CUDA_KERNELS: Mapping[str, CudaKernel] = {
+    "input.normalize": input_normalize,
+    "conv.forward": bias_forward,
+    "conv.bgrad": conv_bgrad,
+    "pool.forward": pool_forward,
+    "pool.backward": pool_backward,
+    "relu.forward": relu_forward,
+    "relu.backward": relu_backward,
+    "lrn.forward": lrn_forward,
+    "lrn.backward": lrn_backward,
+    "linear.forward": bias_forward,
+    "linear.bgrad": linear_bgrad,
+    "batchnorm.forward": batchnorm_forward,
+    "batchnorm.inference": batchnorm_inference,
+    "batchnorm.update_stats": batchnorm_update_stats,
+    "batchnorm.backward": batchnorm_backward,
+    "dropout.forward": dropout_forward,
+    "dropout.backward": dropout_backward,
+    "add.forward": add_forward,
+    "copy.forward": copy_forward,
+    "softmax_loss.forward": softmax_loss_forward,
+    "softmax_loss.backward": softmax_loss_backward,
+    "sgd.update": sgd_update,
+}
+
+_WORKSPACES: Mapping[str, tuple[str, Callable[[Shape], int]]] = {
+    "conv.bgrad": ("dy", channel_bytes),
+    "linear.bgrad": ("dy", column_bytes),
+    "batchnorm.forward": ("x", batchnorm_bytes),
+    "batchnorm.backward": ("x", batchnorm_bytes),
+}
+"""Op kind → the argument whose shape decides, and the bytes of workspace."""
+
+
+def workspace_bytes(kind: str, shapes: Mapping[str, Shape]) -> int:
+    """Bytes that an op of this kind needs as its `workspace`, for sums on their way: 0 for most, else 1 MiB at most
+    up to 25,000 channels.
+
+    shapes: by argument name.
+    """
+    if kind not in _WORKSPACES:
+        return 0
+    argument, nbytes = _WORKSPACES[kind]
+    return nbytes(shapes[argument])
+
+
+class KernelSet:
+    """The kernels of the `.cu` files on the current GPU; CuPy compiles them and keeps the result on disk.
+
+    Attributes:
+        registers: kernel → registers a thread, once loaded.
+    """
+
+    def __init__(self) -> None:
+        self.registers: dict[str, int] = {}
+        self._signatures = signatures(source())
+        self._functions: dict[str, Any] = {}
+
+    def load(self) -> None:
+        """Compile, and have the driver load every kernel now, as it must not while a graph is captured."""
+        import cupy
+
+        module = cupy.RawModule(code=source(), options=OPTIONS)
+        for name in self._signatures:
+            self._functions[name] = module.get_function(name)
+            self.registers[name] = int(self._functions[name].num_regs)
+
+    def launch(self, name: str, blocks: int, args: Sequence[float], stream: Any) -> None:
+        """Queue kernel `name` in `blocks` blocks of THREADS threads on `stream` (a cupy stream).
+
+        args: in the order of the kernel's signature; addresses as int, flags as bool.
+        """
+        if not self._functions:
+            self.load()
+        if not 0 < blocks < INDEX_LIMIT:
+            raise VdnnError(f"kernel '{name}': expected from 1 to {INDEX_LIMIT - 1} blocks, got {blocks}")
+        values = convert(name, self._signatures[name], args)
+        with stream:
+            self._functions[name]((blocks,), (THREADS,), values)

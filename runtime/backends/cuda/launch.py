@@ -1,0 +1,177 @@
+"""How a tensor becomes arguments of a kernel: checks, rows, alignment, and the grid.
+
+rows = Rows.of(x, y)                       # one long row if no tensor has gaps, else a row an image
+kernels.launch("copy_rows", rows.blocks, [x.ptr, rows.stride(x), y.ptr, rows.stride(y), *rows.args, 0], stream)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vdnn.errors import VdnnError
+from vdnn.layers.op import Op
+from vdnn.runtime.backends.cuda.array import DeviceArray
+from vdnn.runtime.backends.cuda.source import constants, source
+
+Arrays = Mapping[str, DeviceArray]
+
+_CONSTANTS = constants(source())
+THREADS, UNROLL, LANES = (_CONSTANTS[name] for name in ("THREADS", "UNROLL", "LANES"))
+INDEX_LIMIT = 2**31
+"""Numbers of one image, or of one channel of a batch, must be fewer."""
+
+
+class Kernels(Protocol):
+    """What runs kernels by name: `KernelSet` on a GPU."""
+
+    def launch(self, name: str, blocks: int, args: Sequence[float], stream: Any) -> None:
+        """Queue kernel `name` in `blocks` blocks of THREADS threads; args in the order of its signature."""
+
+
+def operands(op: Op, arrays: Arrays, *names: str, dtype: str = "float32") -> list[DeviceArray]:
+    """The arrays of these arguments; VdnnError if one has another dtype, or gaps within its images."""
+    found = [arrays[name] for name in names]
+    for name, array in zip(names, found, strict=True):
+        if array.dtype != dtype or not array.has_whole_images:
+            got = f"{array.dtype} with strides {array.strides} for shape {array.shape}"
+            raise VdnnError(
+                f"op '{op.name}' (layer '{op.layer}'), tensor '{name}': expected {dtype} whose images lie without gaps "
+                f"in NCHW order, got {got}; the cuda backend has no other"
+            )
+    return found
+
+
+def by_fours(*tensors: DeviceArray, rows: int) -> bool:
+    """Whether every one of `rows` images of each tensor begins where four numbers can be loaded at once."""
+    return all(t.ptr % (4 * t.itemsize) == 0 and (rows == 1 or t.image_stride % 4 == 0) for t in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The numbers of a few tensors of equal size as rows, each cut into chunks of one block.
+
+    Attributes:
+        count: rows: the images, or 1.
+        inner: numbers of a row.
+        width: numbers that a thread loads at once, 4 or 1.
+    """
+
+    count: int
+    inner: int
+    width: int
+
+    @classmethod
+    def of(cls, *tensors: DeviceArray) -> Rows:
+        """One row if no tensor has gaps between its images, else a row an image."""
+        if all(tensor.is_contiguous for tensor in tensors):
+            return cls(1, tensors[0].size, 4 if by_fours(*tensors, rows=1) else 1)
+        return cls.images(*tensors)
+
+    @classmethod
+    def images(cls, *tensors: DeviceArray) -> Rows:
+        """A row an image, of fewer than INDEX_LIMIT numbers each."""
+        count, inner = tensors[0].shape[0], tensors[0].image_size
+        check_index(inner, "numbers of one image")
+        return cls(count, inner, 4 if by_fours(*tensors, rows=count) else 1)
+
+    @classmethod
+    def channel(cls, hw: int, *tensors: DeviceArray) -> Rows:
+        """A row an image, of the `hw` numbers of one channel of it, whichever that is."""
+        count = tensors[0].shape[0]
+        return cls(count, hw, 4 if hw % 4 == 0 and by_fours(*tensors, rows=count) else 1)
+
+    def chunks(self, each: int | None = None) -> int:
+        """Blocks a row, of `each` numbers (THREADS * UNROLL * width if None)."""
+        return -(-self.inner // (each or THREADS * UNROLL * self.width))
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid."""
+        return self.count * self.chunks()
+
+    @property
+    def args(self) -> tuple[int, int, int]:
+        """inner, chunks, width: what kernels take."""
+        return self.inner, self.chunks(), self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """The numbers of each channel of a batch, shared out among `splits` blocks a channel, and added up in two steps.
+
+    The cut depends on shapes only, never on the GPU or a limit: sums are the same bits everywhere.
+
+    Attributes:
+        channels: C.
+        hw: numbers of a channel in one image.
+        count: N * hw.
+        splits, share: blocks a channel, and numbers that each of them sums.
+        width: numbers that a thread loads at once, 4 or 1.
+    """
+
+    channels: int
+    hw: int
+    count: int
+    splits: int
+    share: int
+    width: int
+
+    TARGET_BLOCKS = 2048
+    LEAST_SHARE = 4096
+
+    @classmethod
+    def of(cls, *tensors: DeviceArray) -> Channels:
+        """Of tensors (N, C, ...) of equal size; C and hw are the first one's."""
+        n, c = tensors[0].shape[:2]
+        hw = tensors[0].image_size // c
+        splits, share = cls.split(c, n * hw)
+        aligned = hw % 4 == 0 and by_fours(*tensors, rows=n)
+        return cls(c, hw, n * hw, splits, share, 4 if aligned else 1)
+
+    @classmethod
+    def split(cls, channels: int, count: int) -> tuple[int, int]:
+        """Blocks a channel, enough to fill a GPU, and their share of `count` numbers, a multiple of 4."""
+        check_index(count, "numbers of one channel of a batch")
+        splits = max(1, min(-(-cls.TARGET_BLOCKS // channels), count // cls.LEAST_SHARE))
+        share = -(-count // (4 * splits)) * 4
+        return -(-count // share), share
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid of the first step."""
+        return self.channels * self.splits
+
+    @property
+    def args(self) -> tuple[int, int, int, int, int]:
+        """hw, count, splits, share, width: what the kernels of the first step take."""
+        return self.hw, self.count, self.splits, self.share, self.width
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the sums between the two steps: two float64 a block."""
+        return 16 * self.blocks
+
+
+def join_blocks(channels: int) -> int:
+    """Blocks of a kernel that joins the sums of `channels` channels."""
+    return -(-channels * LANES // THREADS)
+
+
+def workspace(op: Op, arrays: Arrays, nbytes: int) -> int:
+    """Address of the op's workspace; VdnnError if it is not there or has fewer than `nbytes` bytes."""
+    given = arrays.get("workspace")
+    if given is None or given.nbytes < nbytes:
+        raise VdnnError(
+            f"op '{op.name}' (layer '{op.layer}'), tensor 'workspace': expected {nbytes} bytes or more, "
+            f"got {0 if given is None else given.nbytes}; plan it with kernels.workspace_bytes"
+        )
+    return given.ptr
+
+
+def check_index(count: int, what: str) -> int:
+    """`count`, if 31 bits hold it; else VdnnError."""
+    if count >= INDEX_LIMIT:
+        raise VdnnError(f"expected fewer than {INDEX_LIMIT} {what}, got {count}; use a smaller batch or image")
+    return count

@@ -1,0 +1,107 @@
+"""Device memory and clocks outside of any plan, for checks and benchmarks of single kernels.
+
+    probe = Probe()
+    after = probe.run(content, lambda address: ...)      # upload, work, download
+    time_ms = probe.time_ms(work)
+
+Use it in a process of its own: what it takes is not counted by any plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vdnn.errors import BackendUnavailable
+from vdnn.runtime.backends.cuda.kernels import KernelSet
+
+ROUNDS, CALLS = 7, 5
+RANDOM_BYTES = 64 * 2**20
+
+
+class Probe:
+    """The current GPU with its own stream and kernels.
+
+    Attributes:
+        unequal: runs whose two tries did not give the same bytes.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import cupy
+        except ImportError as error:
+            raise BackendUnavailable(f"CuPy cannot be imported ({error}); pip install 'vdnn[cuda13]'") from error
+        self._cupy, self._cuda = cupy, cupy.cuda.runtime
+        self.stream: Any = cupy.cuda.Stream(non_blocking=True)
+        self.kernels = KernelSet()
+        self.kernels.load()
+        self.unequal = 0
+
+    def facts(self) -> dict[str, Any]:
+        """GPU, driver, runtime and CuPy, and registers a thread of every kernel."""
+        return {
+            "gpu": self._cuda.getDeviceProperties(self._cupy.cuda.Device().id)["name"].decode(),
+            "driver": self._cuda.driverGetVersion(),
+            "runtime": self._cuda.runtimeGetVersion(),
+            "cupy": self._cupy.__version__,
+            "registers": self.kernels.registers,
+        }
+
+    def run(self, content: NDArray[np.uint8], work: Callable[[int], None]) -> NDArray[np.uint8]:
+        """`content` in device memory, `work` with its address (a multiple of 256), what lies there then; done twice."""
+        first, second = self._run(content, work), self._run(content, work)
+        self.unequal += int(not np.array_equal(first, second))
+        return first
+
+    def _run(self, content: NDArray[np.uint8], work: Callable[[int], None]) -> NDArray[np.uint8]:
+        after = np.empty_like(content)
+        address = self._cuda.malloc(content.nbytes)
+        try:
+            self.upload(address, content)
+            work(address)
+            self.stream.synchronize()
+            self._cuda.memcpy(after.ctypes.data, address, content.nbytes, self._cuda.memcpyDeviceToHost)
+        finally:
+            self._cuda.free(address)
+        return after
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of so many bytes, freed with the process."""
+        return int(self._cuda.malloc(nbytes))
+
+    def fill(self, address: int, nbytes: int) -> None:
+        """Normal float32 numbers, which repeat after RANDOM_BYTES."""
+        block = np.random.default_rng(0).standard_normal(min(nbytes, RANDOM_BYTES) // 4, np.float32)
+        self._cuda.memcpy(address, block.ctypes.data, block.nbytes, self._cuda.memcpyHostToDevice)
+        for start in range(block.nbytes, nbytes, block.nbytes):
+            size = min(block.nbytes, nbytes - start)
+            self._cuda.memcpy(address + start, address, size, self._cuda.memcpyDeviceToDevice)
+        self._cuda.deviceSynchronize()
+
+    def upload(self, address: int, content: NDArray[np.uint8]) -> None:
+        """Bytes to the device, complete on return."""
+        self._cuda.memcpy(address, content.ctypes.data, content.nbytes, self._cuda.memcpyHostToDevice)
+        self._cuda.deviceSynchronize()
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a copy within the device."""
+        self._cuda.memcpyAsync(target, source, nbytes, self._cuda.memcpyDeviceToDevice, self.stream.ptr)
+
+    def time_ms(self, work: Callable[[], None]) -> float:
+        """Median time of one call of `work`, of a few rounds of CALLS calls in a row."""
+        event = self._cupy.cuda.Event
+        work()
+        times = []
+        for _ in range(ROUNDS):
+            start, end = event(), event()
+            start.record(self.stream)
+            for _ in range(CALLS):
+                work()
+            end.record(self.stream)
+            end.synchronize()
+            times.append(self._cupy.cuda.get_elapsed_time(start, end) / CALLS)
+        return float(median(times))

@@ -1,0 +1,33 @@
+"""Softmax, cross-entropy and "was the first choice right" on the GPU; see vdnn.layers.softmax_loss.
+
+    softmax_loss_forward(op, {"x": x, "labels": labels, "probs": probs, "loss": loss, "correct": correct}, ...)
+
+x, dx (N, K) or (N, K, 1, 1), may be channels of a larger tensor; probs (N, K); loss (N,), all float32; labels (N,)
+int32; correct (N,) uint8; step the 64-byte record. A label outside of 0 .. K - 1 gives a loss and a gradient that are
+not numbers, so that no weight is updated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vdnn.layers.op import Op
+from vdnn.runtime.backends.cuda.launch import Arrays, Kernels, operands
+
+
+def softmax_loss_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
+    """probs = softmax(x); loss = -sum t * log probs per image; correct = 1 where the first largest x is the label's."""
+    x, probs, loss = operands(op, arrays, "x", "probs", "loss")
+    n, k = probs.shape
+    places = [array.ptr for array in (arrays["labels"], probs, loss, arrays["correct"])]
+    args = [x.ptr, x.image_stride, *places, k, op.attrs["label_smoothing"]]
+    kernels.launch("softmax_loss_forward", n, args, stream)
+
+
+def softmax_loss_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
+    """dx = (probs - t) * weight * gradient_scale; added to dx if op accumulates it."""
+    probs, dx = operands(op, arrays, "probs", "dx")
+    (n, k), smoothing = probs.shape, op.attrs["label_smoothing"]
+    places = [probs.ptr, arrays["labels"].ptr, arrays["step"].ptr, dx.ptr, dx.image_stride]
+    args = [*places, k, smoothing / k, 1 - smoothing, op.attrs["weight"], bool(op.accumulate)]
+    kernels.launch("softmax_loss_backward", n, args, stream)

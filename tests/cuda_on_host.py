@@ -1,0 +1,107 @@
+"""vdnn's CUDA kernels compiled as host C++ and run thread by thread, behind the interface of KernelSet.
+
+    kernels = HostKernels(falling=True)
+    CUDA_KERNELS["relu.forward"](op, {"x": array_of(x), "y": array_of(y)}, kernels, None)
+
+Addresses are those of NumPy arrays. What a GPU would do at once happens in order, rising or falling.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vdnn.runtime.backends.cuda.array import DeviceArray
+from vdnn.runtime.backends.cuda.source import SCALARS, convert, signatures, source
+
+HEADER = Path(__file__).with_name("cuda_on_host.h")
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w")
+# kernels are C functions here: each gets an entry that runs it on a range of blocks
+ENTRY = """
+extern "C" int run_{name}(u32 first, u32 end, int falling, {arguments}) {{
+    return host::run(first, end, THREADS, falling, [=] {{ {name}({names}); }});
+}}
+"""
+
+
+@cache
+def compile_kernels() -> ctypes.CDLL:
+    """All kernels; skips the test if there is no g++."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("g++ is not installed: the CUDA kernels cannot be run on the host")
+    text = f'#include "{HEADER}"\n{source()}'
+    for name, signature in signatures(source()).items():
+        arguments = ", ".join(f"{kind} {argument}" for argument, kind in signature)
+        text += ENTRY.format(name=name, arguments=arguments, names=", ".join(argument for argument, _ in signature))
+    with TemporaryDirectory() as folder:
+        code, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
+        code.write_text(text)
+        command = [compiler, *FLAGS, str(code), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:4000]
+        return ctypes.CDLL(str(library))
+
+
+class HostKernels:
+    """Kernels by name.
+
+    Args:
+        falling: threads and blocks from the last to the first.
+        blocks: number of blocks → the range of blocks to run; all of them if None.
+    """
+
+    def __init__(self, *, falling: bool = False, blocks: Callable[[int], tuple[int, int]] | None = None) -> None:
+        self._library, self._falling, self._blocks = compile_kernels(), falling, blocks
+        self._signatures = signatures(source())
+        self.launched: list[str] = []
+
+    def launch(self, name: str, blocks: int, args: Sequence[float], stream: Any) -> None:
+        """Run the kernel; AssertionError if threads part ways at a barrier."""
+        signature = self._signatures[name]
+        entry = self._library[f"run_{name}"]
+        entry.argtypes = [ctypes.c_uint32] * 2 + [ctypes.c_int] + [_ctype(kind) for _, kind in signature]
+        first, end = self._blocks(blocks) if self._blocks else (0, blocks)
+        values = [value.item() for value in convert(name, signature, args)]
+        assert entry(first, end, self._falling, *values) == 0, f"threads of '{name}' missed a barrier"
+        self.launched.append(name)
+
+
+def _ctype(kind: str) -> Any:
+    if kind not in SCALARS:
+        return ctypes.c_void_p
+    return np.ctypeslib.as_ctypes_type(SCALARS[kind])
+
+
+class Host:
+    """A machine of vdnn.bench.kernel_check: the memory of NumPy."""
+
+    stream = None
+
+    def __init__(self, *, falling: bool = False) -> None:
+        self.kernels = HostKernels(falling=falling)
+
+    def run(self, content: NDArray[np.uint8], work: Callable[[int], None]) -> NDArray[np.uint8]:
+        """`content` at a multiple of 256, `work` done on it, what lies there then."""
+        room = np.empty(content.size + 256, np.uint8)
+        start = -room.ctypes.data % 256
+        memory = room[start : start + content.size]
+        memory[...] = content
+        work(memory.ctypes.data)
+        return memory
+
+
+def array_of(array: NDArray[Any]) -> DeviceArray:
+    """`array` as the cuda backend sees it."""
+    strides = tuple(step // array.itemsize for step in array.strides)
+    return DeviceArray(array.ctypes.data, array.shape, strides, str(array.dtype), array.nbytes)

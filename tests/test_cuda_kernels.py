@@ -1,0 +1,236 @@
+"""The CUDA kernels, run on the host thread by thread, against the CPU backend: every kind, layout and thread order."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_host import Host, HostKernels, array_of
+from interpreter import Array, Run
+
+from vdnn.bench.gpu_kernels import check
+from vdnn.bench.kernel_cases import all_cases, normal, unknown
+from vdnn.bench.kernel_check import BATCHED, LAYOUTS, Case, difference
+from vdnn.layers import (
+    Add,
+    BatchNorm,
+    Concat,
+    Conv,
+    Dropout,
+    Flatten,
+    Graph,
+    Linear,
+    Lrn,
+    Op,
+    Pool,
+    Relu,
+    SoftmaxLoss,
+    Update,
+    lower,
+)
+from vdnn.layers.op import PHASES
+from vdnn.runtime.backends.cpu.kernels import KERNELS
+from vdnn.runtime.backends.cuda.array import contiguous
+from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, workspace_bytes
+from vdnn.runtime.backends.cuda.source import signatures, source
+from vdnn.runtime.step import new_step
+
+ELSEWHERE = {"conv.wgrad", "conv.dgrad", "linear.wgrad", "linear.dgrad"}
+"""Kinds that libraries compute alone."""
+
+
+CASES: dict[str, list[Case]] = {}
+for _case in all_cases():
+    CASES.setdefault(_case.kind, []).append(_case)
+
+
+def test_every_kind_has_a_kernel_and_cases() -> None:
+    assert set(CUDA_KERNELS) == set(KERNELS) - ELSEWHERE == set(CASES)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_kernels_agree_with_the_cpu(kind: str) -> None:
+    calls, failures = check(Host(), CASES[kind], note=lambda text: None)
+    assert calls == len(CASES[kind]) * len(LAYOUTS)
+    assert failures == []
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_the_order_of_threads_and_blocks_changes_nothing(kind: str) -> None:
+    falling = Host(falling=True)
+    assert [case.name for case in CASES[kind] if difference(case, "channels", falling)] == []
+
+
+def test_every_kernel_is_run() -> None:
+    host = Host()
+    check(host, (cases[0] for cases in CASES.values()))
+    assert {*host.kernels.launched, "fill_bytes", "check_bytes"} == set(signatures(source()))
+
+
+def test_the_check_sees_a_wrong_number_and_a_stray_byte() -> None:
+    class Vandal(Host):
+        def run(self, content: Array, work: Any) -> Array:
+            after = super().run(content, work)
+            after[self.at] ^= 1
+            return after
+
+        at = 0
+
+    case = Case("relu", "relu.forward", {"x": normal(1, 1, 3, 3)}, {"y": unknown(1, 1, 3, 3)})
+    vandal = Vandal()
+    assert "1 bytes written outside of the results, the first at 0" in str(difference(case, "whole", vandal))
+    vandal.at = 512 + 20  # y lies after x, each on a multiple of 256 after a gap
+    assert "y: 1 of 9 differ" in str(difference(case, "whole", vandal))
+
+
+# ---- sizes beyond 32 bits
+
+
+MAP_NORESERVE = 0x4000  # of Linux; the mmap module of Python 3.11 has no name for it
+
+
+def sparse(count: int, dtype: str = "float32") -> Array:
+    """`count` numbers in memory that exists where it is touched only."""
+    nbytes = count * np.dtype(dtype).itemsize
+    try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), dtype)
+    except OSError:
+        pytest.skip(f"this system gives no {nbytes} bytes of memory that is not there")
+
+
+def far_apart(array: Array) -> Array:
+    """The same two images, 2^32 elements and a few from each other."""
+    step = 2**32 + 64
+    room = sparse(step + array[0].size, str(array.dtype))
+    strides = (array.itemsize * step, *array.strides[1:])
+    view = np.lib.stride_tricks.as_strided(room, array.shape, strides, writeable=True)
+    view[...] = array
+    return view
+
+
+FAR = [
+    next(case for case in cases if all(len(v) == 2 for a, v in {**case.reads, **case.writes}.items() if a in BATCHED))
+    for kind, cases in CASES.items()
+    if kind not in ("sgd.update", "batchnorm.update_stats")
+]
+
+
+@pytest.mark.parametrize("case", FAR, ids=lambda case: case.kind)
+def test_images_more_than_two_to_the_32_elements_apart(case: Case) -> None:
+    arrays = {name: value.copy() for name, value in {**case.reads, **case.writes}.items()}
+    placed = {a: far_apart(v) if a in BATCHED and v.ndim > 1 else v for a, v in arrays.items()}
+    if case.kind == "add.forward":
+        placed["b"] = far_apart(arrays["b"])
+    launch(replace(case, over={}), placed)
+    for argument, want in replace(case, over={}).expected().items():
+        np.testing.assert_allclose(placed[argument], want, rtol=1e-4, atol=1e-5)
+
+
+def launch(case: Case, arrays: Mapping[str, Array]) -> None:
+    scratch = np.zeros(workspace_bytes(case.kind, {a: v.shape for a, v in arrays.items()}) + 1, np.uint8)
+    placed = {name: array_of(value) for name, value in {**arrays, "workspace": scratch}.items()}
+    CUDA_KERNELS[case.kind](case.op, placed, HostKernels(), None)
+
+
+def test_tensors_of_more_than_two_to_the_31_elements() -> None:
+    """Only the last blocks are run: their numbers are right, those before are not touched."""
+    count, tail = 2**31 + 5001, 3 * 4096
+    last = HostKernels(blocks=lambda blocks: (blocks - 3, blocks))
+    record = new_step(0.5, 1.0, 0, 0)
+    dw, w, v = sparse(count), sparse(count), sparse(count)
+    for array in (dw, w):
+        array[-tail:] = np.arange(tail) % 7
+    whole = {"dw": (1, count), "w": (1, count), "v": (1, count)}
+    arrays = {name: contiguous(a.ctypes.data, whole[name]) for name, a in (("dw", dw), ("w", w), ("v", v))}
+    arrays |= {name: array_of(record) for name in ("step", "status")}
+    attrs = {"momentum": 0.5, "nesterov": False, "weight_decay": 0.0}
+    CUDA_KERNELS["sgd.update"](op("sgd.update", **attrs), arrays, last, None)
+    first = -(-count // 4096) * 4096 - 3 * 4096
+    expected = (np.arange(tail) % 7)[first - count :]
+    assert (w[first:] == expected - 0.5 * expected).all()
+    assert (v[first:] == expected).all()
+    assert (v[first - 4096 : first] == 0).all()
+    CUDA_KERNELS["add.forward"](op("add.forward"), {"a": arrays["w"], "b": arrays["v"], "y": arrays["dw"]}, last, None)
+    assert (dw[first:] == 1.5 * expected).all()
+    dw[-1] = np.inf
+    CUDA_KERNELS["sgd.update"](op("sgd.update", **attrs), arrays, last, None)
+    assert record[28] == 1
+
+
+def op(kind: str, accumulate: tuple[str, ...] = (), **attrs: Any) -> Op:
+    return Op("the-op", kind, "the-layer", "forward", {}, {}, attrs, accumulate)
+
+
+# ---- what a GPU cannot raise
+
+
+@pytest.mark.parametrize("label", [-1, 5, 2**31 - 1])
+def test_an_unknown_label_makes_loss_and_gradient_nan(label: int) -> None:
+    x, labels = normal(2, 5), np.array([3, label], np.int32)
+    probs, loss, correct, dx = unknown(2, 5), unknown(2), np.full(2, 9, np.uint8), normal(2, 5)
+    values = {"x": x, "labels": labels, "probs": probs, "loss": loss, "correct": correct, "dx": dx}
+    arrays = {name: array_of(array) for name, array in (*values.items(), ("step", new_step(0.1, 0.5, 0, 0)))}
+    CUDA_KERNELS["softmax_loss.forward"](op("softmax_loss.forward", label_smoothing=0.0), arrays, HostKernels(), None)
+    CUDA_KERNELS["softmax_loss.backward"](
+        op("softmax_loss.backward", label_smoothing=0.0, weight=1.0), arrays, HostKernels(), None
+    )
+    assert np.isnan(loss).tolist() == [False, True]
+    assert np.isnan(dx).tolist() == [[False] * 5, [True] * 5]
+    assert np.isfinite(probs).all()
+    assert correct[1] == 0
+
+
+def test_a_nan_score_is_the_first_choice_as_in_numpy() -> None:
+    x = np.array([[1, np.nan, 5, np.nan], [2, 2, 2, 2]], np.float32)
+    correct = np.full(2, 9, np.uint8)
+    values = {"x": x, "labels": np.array([1, 0], np.int32), "probs": unknown(2, 4), "loss": unknown(2)}
+    arrays = {name: array_of(array) for name, array in (*values.items(), ("correct", correct))}
+    CUDA_KERNELS["softmax_loss.forward"](op("softmax_loss.forward", label_smoothing=0.0), arrays, HostKernels(), None)
+    assert correct.tolist() == [1, 1]
+    assert np.isnan(values["probs"]).all(axis=1).tolist() == [True, False]
+
+
+# ---- a whole network
+
+
+def everything() -> Graph:
+    g = Graph("everything", (3, 12, 10), classes=5)
+    stem = g.add("relu1", Relu(), g.add("conv1", Conv(8, 3, padding=1), g.input))
+    stem = g.add("pool1", Pool("max", 3, stride=2, ceil_mode=True), g.add("norm1", Lrn(size=5, alpha=0.3), stem))
+    left = g.add("left", Conv(4, 1), stem)
+    right = g.add("right_norm", BatchNorm(), g.add("right", Conv(4, 3, padding=1, bias=False), stem))
+    both = g.add("concat", Concat(), [left, g.add("right_relu", Relu(), right), left])
+    block = g.add("norm2", BatchNorm(), g.add("conv2", Conv(12, 3, padding=1, bias=False), both))
+    total = g.add("relu2", Relu(), g.add("add", Add(), [block, both]))
+    small = g.add("pool2", Pool("average", 3, stride=2, padding=1), total)
+    hidden = g.add("drop", Dropout(0.4), g.add("fc1", Linear(11), g.add("flat", Flatten(), small)))
+    g.add("loss", SoftmaxLoss(label_smoothing=0.1), g.add("fc2", Linear(5), hidden))
+    return g
+
+
+@pytest.mark.parametrize("mode", ["train", "last", "eval"])
+def test_a_whole_step_agrees_with_the_cpu(mode: str) -> None:
+    program = lower(everything(), 6, mode, update=Update(momentum=0.9, weight_decay=1e-3))
+    on_cpu, on_gpu, kernels = Run(program, 4), Run(program, 4), HostKernels()
+    for phase in PHASES:
+        on_cpu.run(phase)
+    for op, arrays in on_gpu.ops:
+        kernel = CUDA_KERNELS.get(op.kind)
+        if kernel is None:
+            KERNELS[op.kind](op, **arrays)
+            continue
+        if op.kind in ("conv.forward", "linear.forward"):  # the product alone, as a library computes it
+            KERNELS[op.kind](op, **{name: array for name, array in arrays.items() if name != "b"})
+        scratch = np.zeros(workspace_bytes(op.kind, {a: v.shape for a, v in arrays.items()}), np.uint8)
+        placed = {name: array_of(array) for name, array in (*arrays.items(), ("workspace", scratch))}
+        kernel(op, placed, kernels, None)
+    for name, array in on_cpu.storages.items():
+        wanted, got = array.astype(np.float64), on_gpu.storages[name].astype(np.float64)
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-6 * max(1, np.abs(wanted).max()), err_msg=name)
+    missing = set(CUDA_KERNELS) - {op.kind for op in program.ops}
+    assert mode == "eval" or missing == {"batchnorm.inference"}

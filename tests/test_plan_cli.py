@@ -1,0 +1,200 @@
+"""vdnn plan and vdnn doctor: what they print, their exit codes, and the vDNN paper's figures through them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import time
+from importlib import metadata
+
+import pytest
+from scripts import refused, script
+
+from vdnn.cli.main import main
+from vdnn.memory.plan import Launch, Plan
+from vdnn.runtime.config import packaged_configs
+
+MIB = 2**20
+MAXWELL = ("--profile", "titan-x-maxwell")
+
+
+def plan(capsys, *arguments, code=0):
+    """JSON of a plan made in this process."""
+    assert main(["plan", *map(str, arguments), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_json_object_has_all_that_was_promised(tmp_path):
+    options = ("--batch-size", 64, "--policy", "all", "--memory-limit", "64MiB", *MAXWELL, "--json")
+    ended = script("vdnn", "plan", "lenet", *options, cwd=tmp_path)
+    assert ended.code == 0, ended.error
+    data = json.loads(ended.out)
+    assert data["network"] == "lenet"
+    assert data["batch_size"] == 64
+    assert data["policy"] == "all"
+    assert data["fits"] is True
+    assert data["cost_source"] == "modelled by profile titan-x-maxwell"
+    assert data["predicted_step_ms"] > 0
+    assert set(data["by_category"]) == {"weights", "feature_maps", "gradient_maps", "workspace", "other"}
+    assert sum(data["by_category"].values()) == data["ideal_peak_bytes"] <= data["device_peak_bytes"]
+    assert 0 < data["device_average_bytes"] < data["device_peak_bytes"]
+    # inputs of two convolutions and two pools: 1x28x28, 20x24x24, 20x12x12, 50x8x8
+    assert data["offloaded_bytes"] == 64 * 4 * (784 + 11520 + 2880 + 3200)
+    assert data["host_bytes"] >= data["offloaded_bytes"]
+    # 20x1x5x5, 50x20x5x5, 500x800, 10x500 and their biases, each rounded up to 256 bytes
+    sizes = (500, 20, 25000, 50, 400000, 500, 5000, 10)
+    assert data["by_category"]["weights"] == sum(-(-4 * n // 256) * 256 for n in sizes)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("policy", "figure"),
+    [
+        ("all", {"device_peak_bytes": 9611, "device_average_bytes": 2101, "offloaded_bytes": 16117}),
+        ("conv", {"offloaded_bytes": 10133}),
+        ("base", {"device_peak_bytes": 22957}),
+    ],
+)
+def test_the_papers_vgg16_at_256(capsys, policy, figure):
+    """MICRO'16, figures 11 and 12, in MiB; its VGG-16 has 16 convolutions."""
+    options = ("-b", 256, "--policy", policy, "--algorithms", "memory-optimal", *MAXWELL, "--paper")
+    data = plan(capsys, "vgg19", *options)
+    bounds = {"device_peak_bytes": 0.03 if policy == "base" else 0.05, "device_average_bytes": 0.05}
+    for name, value in figure.items():
+        assert data[name] / MIB == pytest.approx(value, rel=bounds.get(name, 0.015)), name
+
+
+def test_counting_as_the_paper_does_leaves_out_what_it_leaves_out(capsys):
+    options = ("vgg19", "-b", 64, "--policy", "base", "--algorithms", "memory-optimal", *MAXWELL)
+    ours, paper = plan(capsys, *options), plan(capsys, *options, "--paper")
+    assert (ours["counting"], paper["counting"]) == ("all bytes", "vDNN paper")
+    assert paper["by_category"]["other"] == 0
+    # momentum is as large as the weights
+    assert ours["by_category"]["other"] > ours["by_category"]["weights"] > 500 * MIB
+    assert ours["device_peak_bytes"] > paper["device_peak_bytes"] + 500 * MIB
+
+
+@pytest.mark.parametrize("config", packaged_configs())
+def test_every_packaged_config_plans_in_time(capsys, config):
+    started = time.process_time()
+    data = plan(capsys, config, *MAXWELL)
+    assert time.process_time() - started < 5
+    assert data["fits"], "the packaged configurations are those that the Titan X trains"
+    assert data["device_peak_bytes"] <= 12 * 2**30
+    assert data["fragmentation"] <= 0.01
+
+
+def test_a_limit_that_is_too_small_ends_with_3_and_names_one_that_works(tmp_path):
+    options = ("plan", "vgg19", "-b", 64, "--policy", "all", "--algorithms", "memory-optimal", *MAXWELL)
+    ended = script("vdnn", *options, "--memory-limit", "1GiB", cwd=tmp_path)
+    refused(ended, 3, "layer 'conv", "needs", "budget 1.0 GiB (1,073,741,824 bytes)", "smallest budget that works")
+    smallest = int(re.search(r"smallest budget.*?\(([\d,]+) bytes\)", ended.error)[1].replace(",", ""))
+    assert smallest > 2**30
+    assert script("vdnn", *options, "--memory-limit", smallest, cwd=tmp_path).code == 0
+    assert script("vdnn", *options, "--memory-limit", smallest - 1, cwd=tmp_path).code == 3
+
+
+def test_a_device_that_is_too_small_is_reported_not_refused(capsys):
+    data = plan(capsys, "vgg19", "-b", 256, "--policy", "base", *MAXWELL)
+    assert data["fits"] is False
+    assert data["device_peak_bytes"] > data["memory_limit_bytes"] == 12 * 2**30
+
+
+def test_a_host_limit_is_kept(tmp_path):
+    options = ("plan", "lenet", "-b", 64, "--policy", "all", "--memory-limit", "64MiB", *MAXWELL)
+    refused(script("vdnn", *options, "--host-limit", "1MiB", cwd=tmp_path), 3, "host", "1.0 MiB", "4,706,304")
+    assert script("vdnn", *options, "--host-limit", "5MiB", cwd=tmp_path).code == 0
+
+
+def test_the_table_says_what_is_modelled(capsys):
+    assert main(["plan", "alexnet", *MAXWELL, "--layers"]) == 0
+    text = capsys.readouterr().out
+    assert "modelled by profile titan-x-maxwell" in text
+    assert "modelled, not measured" in text
+    for word in ("alexnet", "device peak", "fragmentation", "conv1", "fc8", "offloaded", "workspace"):
+        assert word in text
+    assert main(["plan", "alexnet"]) == 0
+    assert "modelled" not in capsys.readouterr().out  # this machine's own
+
+
+def test_without_a_profile_it_plans_for_this_machine(capsys):
+    data = plan(capsys, "lenet", "--device", "cpu")
+    assert data["cost_source"] == "estimated from nominal CPU rates"
+
+
+def test_the_saved_plan_reads_back(capsys, tmp_path):
+    path = tmp_path / "plan.json"
+    data = plan(capsys, "lenet", "-b", 64, "--policy", "conv", *MAXWELL, "--save-plan", path)
+    saved = Plan.from_json(json.loads(path.read_text("utf-8")))
+    assert saved.slab_bytes == data["device_peak_bytes"]
+    assert saved.host_bytes == data["host_bytes"]
+    assert saved.batch == 64
+    assert any(isinstance(step, Launch) and step.op == "conv1.forward" for step in saved.steps)
+
+
+def test_the_picture_is_drawn(capsys, tmp_path):
+    plan(capsys, "lenet", *MAXWELL, "--picture", tmp_path / "x.svg")
+    assert "lenet" in (tmp_path / "x.svg").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["plan", "lenett"], ["lenett", "did you mean 'lenet'"]),
+        (["plan", "lenet", "--policy", "al"], ["memory.policy", "expected base, none, all, conv or dyn", "'al'"]),
+        (["plan", "lenet", "--algorithms", "fast"], ["memory-optimal or performance-optimal", "'fast'"]),
+        (["plan", "lenet", "--profile", "titan"], ["unknown profile 'titan'", "titan-x-maxwell"]),
+        (["plan", "lenet", "--device", "cpu", "--profile", "h20"], ["unknown profile 'h20'", "did you mean 'h200'"]),
+        (["plan", "lenet", "-b", "0"], ["train.batch_size", "1 or more", "0"]),
+        (["plan", "lenet", "--device", "cuda"], ["device 'cuda' is not available", "--device cpu"]),
+        (["plan", "lenet", "--picture", "x.bmp"], ["x.bmp", ".png, .svg, .pdf"]),
+        (["plan", "lenet", "--picture", "nowhere/x.png"], ["nowhere/x.png", "cannot be written"]),
+        (["plan", "lenet", "--save-plan", "nowhere/x.json"], ["nowhere/x.json", "cannot be written"]),
+        (["plan", "lenet", "--batchsize", "4"], ["--batchsize", "--help"]),
+        (["plan"], ["CONFIG", "--help"]),
+        (["plam", "lenet"], ["plam", "plan", "doctor"]),
+    ],
+)
+def test_bad_input_is_one_line_and_2(capsys, tmp_path, monkeypatch, arguments, parts):
+    if "cuda" in arguments and has_driver():
+        pytest.skip("there is a GPU here")
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    captured = capsys.readouterr()
+    assert code == 2
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    for part in parts:
+        assert part in captured.err
+    assert not list(tmp_path.iterdir())
+
+
+def has_driver():
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def test_the_doctor_says_what_is_there_and_what_is_not(tmp_path):
+    ended = script("vdnn", "doctor", cwd=tmp_path)
+    assert ended.code == 0, ended.error
+    assert ended.error == ""
+    lines = dict(line.split(": ", 1) for line in ended.out.splitlines() if ": " in line)
+    assert f"numpy {metadata.version('numpy')}" in lines["libraries"]
+    assert re.match(r"\d+ cores, \d+ GFLOP/s \(.*measured\)", lines["CPU"])
+    assert "available" in lines["memory"]
+    if not has_driver():
+        assert "libcuda.so.1 is not there" in lines["GPU"]
+        assert lines["device auto"].startswith("cpu")
+    installed = {d.metadata["Name"].lower() for d in metadata.distributions()}
+    for library in ("cupy-cuda12x", "nvidia-cudnn-cu12"):
+        if library not in installed:
+            assert f"{library} not installed" in lines["GPU libraries"]
+    assert "copies 12.8 / 12.8 GB/s" in lines["profile titan-x-maxwell"]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,133 @@
+"""All plans of a run: how steps are cut, one place for what persists, and algorithms that a resumed run keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from vdnn.errors import BudgetError
+from vdnn.layers import Program, Update
+from vdnn.memory.costs import CostTable
+from vdnn.memory.decisions import Algorithm
+from vdnn.memory.plan import Alloc
+from vdnn.memory.policy import MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL, Budget
+from vdnn.networks import build
+from vdnn.runtime.planset import Algorithms, Key, PlanSet, Recipe, build_plans, slice_sizes, step_parts
+from vdnn.runtime.profile import load_profile, model_costs
+
+RECIPE = Recipe(Update(momentum=0.9, weight_decay=5e-4), mean=(0.1,), std=(0.3,))
+ACCUMULATED = (*step_parts(64, 22), *step_parts(10, 22), ("eval", 22), ("eval", 7))
+
+
+def costs_of(program: Program) -> CostTable:
+    return model_costs(program, load_profile("titan-x-maxwell"))
+
+
+def planned(
+    keys: Iterable[Key], policy: str = "all", budget: Budget | None = None, recorded: Algorithms | None = None
+) -> PlanSet:
+    return build_plans(build("lenet"), keys, costs_of, policy, budget or Budget(), RECIPE, recorded)
+
+
+@pytest.mark.parametrize(
+    ("images", "micro", "sizes"),
+    [
+        (64, 22, [22, 22, 20]),  # 64 / 3, rounded up
+        (64, 64, [64]),
+        (64, 16, [16, 16, 16, 16]),
+        (65, 16, [16, 16, 16, 16, 1]),
+        (7, 22, [7]),
+        (1, 1, [1]),
+    ],
+)
+def test_slices_are_equal_but_the_last(images: int, micro: int, sizes: list[int]) -> None:
+    assert slice_sizes(images, micro) == sizes
+
+
+def test_the_parts_of_a_step() -> None:
+    assert step_parts(64, 22) == [("first", 22), ("middle", 22), ("last", 20)]
+    assert step_parts(64, 16) == [("first", 16), ("middle", 16), ("middle", 16), ("last", 16)]
+    assert step_parts(64, 32) == [("first", 32), ("last", 32)]
+    assert step_parts(64, 64) == step_parts(64, 100) == [("train", 64)]
+
+
+def test_persistent_storages_lie_at_the_same_place_in_every_plan() -> None:
+    plans = planned(ACCUMULATED)
+    assert list(plans.plans) == [
+        ("first", 22),
+        ("middle", 22),
+        ("last", 20),
+        ("train", 10),
+        ("eval", 22),
+        ("eval", 7),
+    ]
+    places = plans["last", 20].plan.persistent
+    ends = plans["last", 20].plan.persistent_bytes
+    for key, one in plans.plans.items():
+        assert dict(one.plan.persistent) == dict(places), key
+        assert one.plan.persistent_bytes == ends
+        assert set(one.program.persistent) <= set(places), key
+        # what only other plans keep is not written over by this one
+        assert all(step.offset >= ends for step in one.plan.steps if isinstance(step, Alloc))
+        assert one.plan.slab_bytes <= plans.slab_bytes
+        assert one.plan.host_bytes <= plans.host_bytes
+    assert plans.slab_bytes in {one.plan.slab_bytes for one in plans.plans.values()}
+    # the gradients are summed over the parts of a step; a whole step and an evaluation keep none
+    assert "conv1.weight.grad" in plans["first", 22].program.persistent
+    assert "conv1.weight.grad" not in plans["train", 10].program.persistent
+    assert set(plans.persistent.persistent) == set(places)
+
+
+def test_a_set_without_parts_keeps_no_weight_gradients() -> None:
+    plans = planned([("train", 10), ("eval", 7)])
+    assert not [name for name in plans["train", 10].plan.persistent if name.endswith(".grad")]
+    assert "conv1.weight.momentum" in plans["eval", 7].plan.persistent  # where training left it
+
+
+def test_a_key_asked_for_twice_is_planned_once() -> None:
+    assert list(planned([("train", 4), ("eval", 4), ("train", 4)]).plans) == [("train", 4), ("eval", 4)]
+
+
+def test_evaluation_offloads_nothing() -> None:
+    plans = planned(ACCUMULATED)
+    assert plans["first", 22].plan.host_bytes > 0
+    assert plans["eval", 22].plan.host_bytes == 0
+    assert plans["eval", 22].plan.slab_bytes < plans["train", 10].plan.slab_bytes + plans.slab_bytes
+
+
+def test_recorded_algorithms_are_kept() -> None:
+    fast, slow = planned(ACCUMULATED), planned(ACCUMULATED, budget=Budget(algorithms=MEMORY_OPTIMAL))
+    assert fast.algorithms() != slow.algorithms()
+    record = slow.algorithms()
+    assert set(record) == {"first/22", "middle/22", "last/20", "train/10", "eval/22", "eval/7"}
+    for policy in ("none", "all", "conv", "dyn"):
+        again = planned(ACCUMULATED, policy, Budget(algorithms=PERFORMANCE_OPTIMAL), recorded=record)
+        assert again.algorithms() == record, policy
+    assert planned(ACCUMULATED, recorded={}).algorithms() == fast.algorithms()
+
+
+def test_one_recorded_algorithm_is_kept_and_the_others_are_chosen() -> None:
+    free = planned([("train", 8)])
+    chosen = free["train", 8].decisions.algorithms
+    op = next(name for name, algorithm in chosen.items() if algorithm.name != "FFT_TILING" and "conv2.forward" in name)
+    again = planned([("train", 8)], recorded={"train/8": {op: "FFT_TILING"}})["train", 8].decisions.algorithms
+    assert again[op].name == "FFT_TILING"
+    assert again[op].workspace_bytes > 0
+    assert {n: a for n, a in again.items() if n != op} == {n: a for n, a in chosen.items() if n != op}
+    assert all(isinstance(a, Algorithm) for a in again.values())
+
+
+def test_one_plan_that_does_not_fit_is_an_error() -> None:
+    small = planned([("train", 8)]).slab_bytes
+    assert planned([("train", 8), ("eval", 8)], budget=Budget(small)).slab_bytes <= small
+    with pytest.raises(BudgetError, match="batch size 512"):
+        planned([("train", 8), ("eval", 512)], budget=Budget(small))
+
+
+def test_the_recipe_reaches_the_program() -> None:
+    program = planned([("train", 4)])["train", 4].program
+    normalise = program.ops[0]
+    assert (normalise.attrs["mean"], normalise.attrs["std"]) == ([0.1], [0.3])
+    update = next(op for op in program.ops if op.name == "conv1.weight.update")
+    assert (update.attrs["momentum"], update.attrs["weight_decay"]) == (0.9, 5e-4)
