@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from vdnn.runtime.backends.cuda.cublas import Cublas
 from vdnn.runtime.backends.cuda.cudnn import Handle
 from vdnn.runtime.backends.cuda.cudnn_backend import DeviceProperties
 from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvPlan, ConvProblem
+from vdnn.runtime.backends.cuda.library import load_cupy
 from vdnn.units import GIB, KIB, MIB, format_bytes
 
 Array = NDArray[Any]
@@ -145,7 +145,7 @@ class Lab:
     """The GPU with one stream, the library handles, and what was found."""
 
     def __init__(self) -> None:
-        self.cupy = import_module("cupy")
+        self.cupy = load_cupy()
         self.started = time.monotonic()
         self.rng = np.random.default_rng(1)
         self.memory: dict[str, int] = {}

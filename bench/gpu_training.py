@@ -31,11 +31,11 @@ def agree() -> dict[str, Any]:
         "googlenet": ["network.dropout=0", "train.batch_size=4"],
         "vgg16": ["network.dropout=0", "train.batch_size=2", "optimizer.lr=0.000001"],
     }
-    found = {}
+    found: dict[str, Any] = {}
     for name, overrides in cases.items():
         common = [*QUICK, "optimizer.lr=0.00002", *overrides, "memory.policy=none", "memory.limit=null"]
-        cpu = _try(lambda name=name, common=common: train(name, [*common, "device=cpu"], 5))
-        cuda = _try(lambda name=name, common=common: train(name, [*common, "device=cuda"], 5))
+        cpu = _try(partial(train, name, [*common, "device=cpu"], 5))
+        cuda = _try(partial(train, name, [*common, "device=cuda"], 5))
         if isinstance(cpu, str) or isinstance(cuda, str):
             found[name] = {"failed": [x for x in (cpu, cuda) if isinstance(x, str)]}
         else:
@@ -62,7 +62,7 @@ def policies() -> dict[str, Any]:
             ("all uncaptured", ["memory.policy=all"], False),
             ("dyn", ["memory.policy=dyn"], True),
         ):
-            got = _try(lambda extra=extra, capture=capture: train(name, [*common, *extra], 20, capture=capture))
+            got = _try(partial(train, name, [*common, *extra], 20, capture=capture))
             if isinstance(got, str):
                 rows[label] = {"failed": got}
             else:
@@ -94,7 +94,7 @@ LIMITS: Mapping[str, tuple[str, list[str]]] = {
 def limit(label: str) -> dict[str, Any]:
     """A few steps of one case, and what the card then holds."""
     name, overrides = LIMITS[label]
-    got = _try(lambda: train(name, [*QUICK, "device=cuda", *overrides], 6))
+    got = _try(partial(train, name, [*QUICK, "device=cuda", *overrides], 6))
     found = {"failed": got} if isinstance(got, str) else _numbers(got)
     print(label, {k: v for k, v in found.items() if k != "digest"}, flush=True)
     return found

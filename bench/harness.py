@@ -1,7 +1,7 @@
 """Runs for studies: a few training steps of a configuration, with everything worth comparing.
 
-    outcome = train("vgg16", ["device=cuda", "memory.policy=all"], steps=20)
-    outcome.losses, outcome.digest, outcome.step_ms
+outcome = train("vgg16", ["device=cuda", "memory.policy=all"], steps=20)
+outcome.losses, outcome.digest, outcome.step_ms
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Add(Layer):
             )
 
     def _compatible(self, low: Lowering, node: Node, one: str, two: str) -> bool:
-        """Whether the last read of each gradient comes before the first write to the other (backward runs downwards)."""
+        """Whether each gradient is last read before the other is first written (backward runs downwards)."""
         return all(
             low.last_gradient_read(a) > low.first_gradient_write(b, node.index) for a, b in ((one, two), (two, one))
         )

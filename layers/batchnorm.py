@@ -2,10 +2,10 @@
 
     graph.add("bn1", BatchNorm(), "conv1")
 
-Training: y = weight * (x - mean) * invstd + bias with the batch's mean and biased variance, invstd = 1 / sqrt(var + eps);
-both are kept for backward. The running statistics are moved by an op of their own, so that they change once a step
-however often forward is repeated: running = (1 - momentum) * running + momentum * batch, with the unbiased variance
-(as torch.nn.BatchNorm2d). Inference uses the running statistics.
+Training: y = weight * (x - mean) * invstd + bias with the batch's mean and biased variance,
+invstd = 1 / sqrt(var + eps); both are kept for backward. The running statistics are moved by an op of their own, so
+that they change once a step however often forward is repeated: running = (1 - momentum) * running + momentum * batch,
+with the unbiased variance (as torch.nn.BatchNorm2d). Inference uses the running statistics.
 """
 
 from __future__ import annotations

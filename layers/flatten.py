@@ -1,6 +1,6 @@
 """(C, H, W) → (C*H*W,): a change of name only, no op and no bytes.
 
-    graph.add("flat", Flatten(), "pool5")
+graph.add("flat", Flatten(), "pool5")
 """
 
 from __future__ import annotations

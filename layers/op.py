@@ -1,7 +1,7 @@
 """Op and Program: kernel calls over named tensors in a fixed order, the only thing the memory planner reads.
 
-    for op in program.ops:
-        print(op.phase, op.kind, op.reads, "->", op.writes)
+for op in program.ops:
+    print(op.phase, op.kind, op.reads, "->", op.writes)
 """
 
 from __future__ import annotations

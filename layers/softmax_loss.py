@@ -3,7 +3,8 @@
     graph.add("loss", SoftmaxLoss(label_smoothing=0.1), "fc8")
 
 probs[n,k] = exp(x[n,k]) / sum exp; loss[n] = -sum over k of t[n,k] * log probs[n,k], with
-t = (1 - label_smoothing) * one_hot(label) + label_smoothing / K; evaluation does not smooth. Backward: dx = (probs - t) * weight * gradient_scale,
+t = (1 - label_smoothing) * one_hot(label) + label_smoothing / K; evaluation does not smooth.
+Backward: dx = (probs - t) * weight * gradient_scale,
 where gradient_scale (in the step state) is 1 / images in the whole step. `weight` is that of an auxiliary head.
 """
 
@@ -43,7 +44,9 @@ class SoftmaxLoss(Layer):
         x = node.inputs[0]
         classes = low.graph.shape(x)[0]
         if classes != low.graph.classes:
-            raise ShapeError(node.name, "x", expected=f"one score for each of {low.graph.classes} classes", got=str(classes))
+            raise ShapeError(
+                node.name, "x", expected=f"one score for each of {low.graph.classes} classes", got=str(classes)
+            )
         writes = {
             "probs": low.tensor(f"{node.name}.probs", "act", (low.batch, classes)),
             "loss": low.tensor(f"{node.name}.loss", "loss", (low.batch,)),

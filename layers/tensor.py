@@ -1,8 +1,8 @@
 """What a tensor is before it has bytes: name, role, logical shape, dtype, layout, and whose bytes it shares.
 
-    x = TensorSpec("conv1", "act", (64, 96, 55, 55))                      # N, C, H, W
-    y = TensorSpec("relu1", "act", x.shape, view_of="conv1")             # in place: the same bytes
-    b = TensorSpec("b1", "act", (64, 32, 28, 28), view_of="cat", channel=64)  # channels 64..95 of "cat"
+x = TensorSpec("conv1", "act", (64, 96, 55, 55))                      # N, C, H, W
+y = TensorSpec("relu1", "act", x.shape, view_of="conv1")             # in place: the same bytes
+b = TensorSpec("b1", "act", (64, 32, 28, 28), view_of="cat", channel=64)  # channels 64..95 of "cat"
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What each op can cost: the candidates of every op, and the rates of copies. The only list of candidates.
 
-    table.fastest("conv1.forward", limit_bytes=64 * MIB).time_ms
+table.fastest("conv1.forward", limit_bytes=64 * MIB).time_ms
 """
 
 from __future__ import annotations

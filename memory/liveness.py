@@ -1,7 +1,7 @@
 """When each storage is used: the first and last op that touch it, and where forward ends and backward begins for it.
 
-    uses = storage_uses(program)
-    uses["conv1"].forward_last, uses["conv1"].backward_first
+uses = storage_uses(program)
+uses["conv1"].forward_last, uses["conv1"].backward_first
 """
 
 from __future__ import annotations

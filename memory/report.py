@@ -138,9 +138,7 @@ def residencies(plan: Plan, program: Program, timing: Timing) -> list[Stay]:
     return [stays[rank] for rank in sorted(stays)]
 
 
-def make_report(
-    plan: Plan, program: Program, decisions: Decisions, costs: CostTable, *, paper: bool = False
-) -> Report:
+def make_report(plan: Plan, program: Program, decisions: Decisions, costs: CostTable, *, paper: bool = False) -> Report:
     """The report of `plan` of `program` (with algorithms).
 
     Args:
@@ -216,9 +214,7 @@ def _at_peak(
     return best, next(following, program.name)
 
 
-def _network_wide(
-    plan: Plan, program: Program, stays: list[Stay], persistent: Mapping[str, int]
-) -> dict[str, int]:
+def _network_wide(plan: Plan, program: Program, stays: list[Stay], persistent: Mapping[str, int]) -> dict[str, int]:
     """Bytes set aside per category: own bytes for maps, the span of the buffers shared by the others."""
     found = dict(persistent)
     offsets = {i: step.offset for i, step in enumerate(plan.steps) if isinstance(step, Alloc)}
@@ -244,7 +240,9 @@ def _pass_bytes(plan: Plan, program: Program, stays: list[Stay]) -> dict[tuple[s
     launched = {step.op: i for i, step in enumerate(plan.steps) if isinstance(step, Launch)}
     copies = {i for i, step in enumerate(plan.steps) if isinstance(step, (CopyIn, CopyOut))}
     result: dict[tuple[str, int], int] = {}
-    counted = [stay for stay in stays if category(program, stay.storage) in ("feature_maps", "gradient_maps", "workspace")]
+    counted = [
+        stay for stay in stays if category(program, stay.storage) in ("feature_maps", "gradient_maps", "workspace")
+    ]
     change: dict[int, int] = {}
     for stay in counted:
         computing = [i for i in stay.used if i not in copies]
@@ -281,9 +279,7 @@ def _as_in_paper(
             break
         if op.kind.split(".")[0] not in ("input", "relu"):  # activations work in place, within their layer's pass
             features.append(op.layer)
-    convolutions = sum(
-        program.tensors[op.reads["w"]].nbytes for op in program.ops if op.kind == "conv.forward"
-    )
+    convolutions = sum(program.tensors[op.reads["w"]].nbytes for op in program.ops if op.kind == "conv.forward")
     counted = {key: nbytes for key, nbytes in passes.items() if key[0] in set(features)}
     largest = max(counted.values(), default=0)
     average = sum(counted.values()) // max(1, len(counted))

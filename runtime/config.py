@@ -98,8 +98,8 @@ class DataConfig(Section):
     path: str | None = Field(
         default=None, min_length=1, description="a folder, or null for the packaged digits (mnist)"
     )
-    train_images: Whole = Field(default=1280, ge=1, description=_ONE_OR_MORE)
-    test_images: Whole = Field(default=256, ge=1, description=_ONE_OR_MORE)
+    train_images: Whole = Field(default=1280, ge=1, le=10**9, description=f"{_ONE_OR_MORE}, at most 10^9")
+    test_images: Whole = Field(default=256, ge=1, le=10**9, description=f"{_ONE_OR_MORE}, at most 10^9")
 
     @model_validator(mode="after")
     def _folder(self) -> DataConfig:

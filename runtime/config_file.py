@@ -101,7 +101,7 @@ def _override(data: dict[str, Any], places: Places, override: str) -> None:
     key, equals, text = override.partition("=")
     path, place = tuple(key.strip().split(".")), Place(f"-o {override}", None)
     if not equals or not all(path):
-        raise ConfigError(f"expected key.path=value, such as train.lr=0.01, got '{override}'")
+        raise ConfigError(f"expected key.path=value, such as optimizer.lr=0.01, got '{override}'")
     value, _ = parse(text, place.file)
     target = data
     for depth, part in enumerate(path[:-1], start=1):

@@ -40,10 +40,11 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PlanSet:
-    """Plans by key; slabs large enough for each."""
+    """Plans by key; slabs large enough for each; notes on what an earlier run had and this one has not."""
 
     plans: Mapping[Key, Planned]
     persistent: Program
+    notes: tuple[str, ...] = ()
 
     def __getitem__(self, key: Key) -> Planned:
         return self.plans[key]
@@ -114,24 +115,30 @@ def build_plans(
     whole = min(programs.values(), key=lambda program: -len(program.persistent))
     shared = persistent_places(whole)
     plans: dict[Key, Planned] = {}
+    notes: list[str] = []
     for key, program in programs.items():
         costs = costs_of(program)
         kept = (recorded or {}).get(f"{key[0]}/{key[1]}")
         if kept:
-            costs = _only(costs, kept)
+            costs, lost = _only(costs, kept)
+            notes += [f"{key[0]}/{key[1]}: {sentence}" for sentence in lost]
         name = policy if key[0] != "eval" else "dyn" if budget.algorithms == PERFORMANCE_OPTIMAL else "none"
         decisions, plan = make_plan(program, costs, name, replace(budget, shared=shared))
         planned = apply_decisions(program, decisions)
         verify(planned, plan)
         plans[key] = Planned(planned, decisions, plan, costs)
-    return PlanSet(plans, whole)
+    return PlanSet(plans, whole, tuple(notes))
 
 
-def _only(costs: CostTable, kept: Mapping[str, str]) -> CostTable:
-    """`costs` with the recorded algorithm as the only candidate of each op that has it."""
-    table = dict(costs.candidates)
+def _only(costs: CostTable, kept: Mapping[str, str]) -> tuple[CostTable, list[str]]:
+    """`costs` with the recorded algorithm as the only candidate of each op, and what is no candidate any more."""
+    table, lost = dict(costs.candidates), []
     for op, algorithm in kept.items():
         same = tuple(c for c in table.get(op, ()) if c.algorithm == algorithm)
         if same:
             table[op] = same
-    return replace(costs, candidates=table)
+        else:
+            lost.append(
+                f"op '{op}' ran with {algorithm} before, which is not available here: results may round otherwise"
+            )
+    return replace(costs, candidates=table), lost

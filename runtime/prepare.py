@@ -87,7 +87,7 @@ def make_budget(config: Config, backend: Backend) -> Budget:
     if limit <= reserve:
         raise BudgetError(
             f"memory.limit is {format_bytes(limit)}, but CUDA and its libraries alone hold {format_bytes(reserve)} of "
-            f"this GPU for the process; state more than that, or use --device cpu, where the limit is for the slab alone",
+            "this GPU for the process; state more than that, or use --device cpu, where it limits the slab alone",
             layer="context",
             needed_bytes=reserve,
             budget_bytes=limit,

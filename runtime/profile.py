@@ -217,5 +217,3 @@ WORKSPACES: Mapping[str, Callable[[ConvSize], int | None]] = {
     "winograd": _winograd_bytes,
 }
 """Workspace in bytes by formula name; None where the algorithm does not apply."""
-
-

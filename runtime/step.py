@@ -1,7 +1,7 @@
 """What changes from step to step, as one 64-byte record on the device, written by Feed and read by kernels.
 
-    host = new_step(lr=0.05, gradient_scale=1 / 64, step=7, seed=0)
-    record = array_of_64_bytes.view(STEP_DTYPE)[0]; record["lr"]
+host = new_step(lr=0.05, gradient_scale=1 / 64, step=7, seed=0)
+record = array_of_64_bytes.view(STEP_DTYPE)[0]; record["lr"]
 """
 
 from __future__ import annotations

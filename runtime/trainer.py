@@ -26,7 +26,7 @@ from vdnn.layers.lower import IMAGES, LABELS, STEP
 from vdnn.layers.op import Op
 from vdnn.memory.clock import simulate
 from vdnn.memory.pool import Pool
-from vdnn.runtime.checkpoint import State, check_tensors, load, save
+from vdnn.runtime.checkpoint import State, check_tensors, latest, load, save
 from vdnn.runtime.data import batches, epoch_order
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.init import init_parameters
@@ -215,9 +215,9 @@ class Trainer:
         epoch, last = self.step // steps.per_epoch, self.step == steps.total
         if not resumed and (last or _due(self.config.checkpoint.every_epochs, epoch)):
             self.checkpoint()
-        if last or _due(self.config.evaluate.every_epochs, epoch):
-            if not (resumed and self.folder.metrics.has(self.step, "test")):
-                return self._evaluate_and_tell()
+        due = last or _due(self.config.evaluate.every_epochs, epoch)
+        if due and not (resumed and self.folder.metrics.has(self.step, "test")):
+            return self._evaluate_and_tell()
         return float("nan"), float("nan")
 
     def train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int32], lr: float) -> tuple[float, float]:
@@ -228,7 +228,7 @@ class Trainer:
         for key in parts:
             end = start + key[1]
             record = new_step(lr, 1 / len(images), self.step, self.config.train.seed, start)
-            feeds = {IMAGES: images[start:end], LABELS: labels[start:end], STEP: record}
+            feeds: dict[str, NDArray[Any]] = {IMAGES: images[start:end], LABELS: labels[start:end], STEP: record}
             executor = self._executor(key)
             fetched = executor.run(feeds)
             part = float(np.sum(fetched[executor.program.loss], dtype=np.float64))
@@ -247,7 +247,7 @@ class Trainer:
         for size in sizes:
             indices = np.arange(start, start + size)
             executor = self._executor(("eval", size))
-            feeds = {
+            feeds: dict[str, NDArray[Any]] = {
                 IMAGES: np.ascontiguousarray(split.images(indices)),
                 LABELS: np.ascontiguousarray(split.labels(indices)),
                 STEP: new_step(0.0, 1.0, self.step, self.config.train.seed),
@@ -262,7 +262,9 @@ class Trainer:
     def _evaluate_and_tell(self) -> tuple[float, float]:
         loss, accuracy = self.evaluate()
         epoch = self.step // self.prepared.steps.per_epoch
-        self.folder.metrics.write(step=self.step, epoch=epoch, split="test", loss=f"{loss:.6f}", accuracy=f"{accuracy:.6f}")
+        self.folder.metrics.write(
+            step=self.step, epoch=epoch, split="test", loss=f"{loss:.6f}", accuracy=f"{accuracy:.6f}"
+        )
         self.listener.evaluated(self.step, epoch, loss, accuracy)
         return loss, accuracy
 
@@ -289,10 +291,12 @@ class Trainer:
                 found.append(op)
 
         Executor(self.backend, executor.plan, executor.program, inspect=look).run(feeds)
+        kept = latest(self.folder.checkpoints)
+        saved = f"The last checkpoint, '{kept}', is from before it" if kept else "No checkpoint was written before it"
         place = f"first in layer '{found[0].layer}' (op '{found[0].name}')" if found else "in a weight gradient"
         return NotFiniteError(
             f"step {self.step}: NaN or infinity {place}; learning rate {lr:g}: lower it (--lr) or add a warm-up. "
-            f"Checkpoints in '{self.folder.checkpoints}' are from before it"
+            f"{saved}"
         )
 
     # ---- memory

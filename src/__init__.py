@@ -1,7 +1,7 @@
 """vdnn trains convolutional networks that do not fit in GPU memory, on a budget stated in bytes.
 
-    vdnn-train lenet
-    vdnn plan vgg19 --batch-size 256 --policy all --profile titan-x-maxwell
+vdnn-train lenet
+vdnn plan vgg19 --batch-size 256 --policy all --profile titan-x-maxwell
 """
 
 if __name__ != "vdnn":

@@ -1,6 +1,6 @@
 """Every error vdnn raises on purpose, each with the exit code its command ends with.
 
-    raise ShapeError("conv1", "x", expected="at least 11x11 after padding", got="(3, 8, 8)")
+raise ShapeError("conv1", "x", expected="at least 11x11 after padding", got="(3, 8, 8)")
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bytes as people write them, in both directions.
 
-    parse_bytes("12GiB") == 12 * 2**30; parse_bytes("12 GB") == 12 * 10**9; format_bytes(1536) == "1.5 KiB"
+parse_bytes("12GiB") == 12 * 2**30; parse_bytes("12 GB") == 12 * 10**9; format_bytes(1536) == "1.5 KiB"
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ ORDERS = (None, *permutations(STREAMS))
     ("network", "batch", "options"),
     [
         ("lenet", 3, {}),
-        ("googlenet", 1, {"image_size": 47, "narrow": 4, "classes": 10}),
+        ("googlenet", 1, {"image_size": 47, "narrow": 2, "classes": 10}),
         ("resnet18", 2, {"image_size": 64, "narrow": 4, "classes": 10}),
     ],
     ids=["lenet", "googlenet", "resnet18"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+
 from vdnn.errors import ShapeError
 from vdnn.layers import (
     Add,

@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterable
 
 import pytest
+
 from vdnn.layers import (
     Add,
     BatchNorm,

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from math import prod
 
 import pytest
+
 from vdnn.errors import ConfigError, ShapeError
 from vdnn.layers import BatchNorm, Conv, Dropout, Graph, Pool, Program, SoftmaxLoss, lower
 from vdnn.networks import NETWORKS, build, options

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+
 from vdnn.errors import ProgramError
 from vdnn.layers import Op, Program, TensorSpec, Update, lower
 from vdnn.networks import build

@@ -26,6 +26,8 @@ from vdnn.runtime.simulate import simulated_run
 from vdnn.runtime.trainer import Result, Trainer
 from vdnn.units import format_bytes
 
+FIXED = ("batch_size", "drop_last", "seed")
+"""Keys of `train` on which the place within an epoch depends, and which a resumed run must keep."""
 SLOW_STEP_MS = 2000.0
 """A step expected to take longer on the CPU is said to be slow before it starts."""
 
@@ -119,6 +121,8 @@ def announce(prepared: Prepared) -> None:
     say(f"data: {prepared.source.description}")
     for sentence in unexpected(prepared):
         say(f"note: {sentence}")
+    for sentence in prepared.plans.notes:
+        say(f"note: {sentence}")
     plans, step_ms = prepared.plans, prepared.predicted_step_ms()
     limit = prepared.budget.device_bytes
     say(plan_summary(plans.slab_bytes, plans.host_bytes, step_ms, prepared.report(), limit))
@@ -152,6 +156,13 @@ def differences(config: Config, state: State) -> list[str]:
         raise CheckpointError(
             f"the checkpoint is of network {then.get('network')}, the configuration says {now['network']}"
         )
+    for key in FIXED:
+        before, after = then.get("train", {}).get(key), now["train"][key]
+        if before != after:
+            raise CheckpointError(
+                f"the checkpoint was trained with train.{key} = {before}, the configuration says {after}: images would "
+                f"be skipped or seen twice; give {before}, or start anew without --resume"
+            )
     found = []
     for section in ("data", "train", "optimizer", "schedule", "memory", "precision"):
         before, after = then.get(section), now[section]

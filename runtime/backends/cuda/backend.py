@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vdnn.errors import BackendUnavailable, PlanError, VdnnError
+from vdnn.errors import PlanError, VdnnError
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import DTYPE_BYTES, TensorSpec
 from vdnn.memory.costs import Candidate, CopyRates
@@ -27,6 +27,7 @@ from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.cublas import Cublas
 from vdnn.runtime.backends.cuda.cudnn import Handle
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, KernelSet, workspace_bytes
+from vdnn.runtime.backends.cuda.library import load_cupy
 from vdnn.runtime.backends.cuda.memory import Ledger
 from vdnn.runtime.backends.cuda.pinned import PinnedSlab
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, Products
@@ -55,10 +56,7 @@ class CudaBackend:
         poison: bool = False,
         progress: Callable[[str], None] | None = None,
     ):
-        try:
-            import cupy
-        except ImportError as error:
-            raise BackendUnavailable(f"CuPy cannot be imported ({error}); pip install 'vdnn[cuda13]'") from error
+        cupy = load_cupy()
         self._cupy, self._runtime = cupy, cupy.cuda.runtime
         self._poison, self._progress = poison, progress
         self.ledger = Ledger()
@@ -283,7 +281,7 @@ class _Stage:
         self.address = int(memory.ptr)
         self.busy_on: str | None = None
         buffer = (ctypes.c_uint8 * array.nbytes).from_address(self.address)
-        self.array = np.frombuffer(buffer, np.dtype(array.dtype)).reshape(array.shape)
+        self.array = np.ndarray(array.shape, np.dtype(array.dtype), memoryview(buffer))
 
 
 class _Capture:

@@ -2,19 +2,18 @@
 
 // y[n, c, i] = f(in[0][n, c, i], ...) for images of `inner` = C * hw numbers; f.enter(c) comes before the first number
 // of a channel. y may be the bytes of any input.
-template <int WIDTH, int COUNT, class F>
-__device__ __forceinline__ void map_channels_by(
-    const Source (&in)[COUNT], float* y, i64 y_stride, u32 hw, u32 inner, u32 chunks, F f) {
-    const Share<WIDTH> share(chunks);
+template <bool INSIDE, int WIDTH, int COUNT, class F>
+__device__ __forceinline__ void map_channels_share(
+    const Share<WIDTH>& share, const Source (&in)[COUNT], float* y, i64 y_stride, u32 hw, u32 inner, F f) {
     float value[COUNT][UNROLL][WIDTH];
 #pragma unroll
     for (int j = 0; j < COUNT; ++j)
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k)
-            load<WIDTH>(in[j].data + share.row * in[j].stride, share.index(k), inner, value[j][k]);
+            load<INSIDE>(in[j].data + share.row * in[j].stride, share.index(k), inner, value[j][k]);
 #pragma unroll
     for (int k = 0; k < UNROLL; ++k) {
-        if (share.index(k) >= inner) return;
+        if (!INSIDE && share.index(k) >= inner) return;
         const u32 i = u32(share.index(k));
         u32 channel = i / hw;
         u32 left = hw - (i - channel * hw);  // numbers of the channel from i on
@@ -22,7 +21,7 @@ __device__ __forceinline__ void map_channels_by(
         float result[WIDTH];
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) {
-            if (i + w >= inner) break;
+            if (!INSIDE && i + w >= inner) break;
             if (left == 0) f.enter(++channel), left = hw;
             float operand[COUNT];
 #pragma unroll
@@ -30,8 +29,18 @@ __device__ __forceinline__ void map_channels_by(
             result[w] = f(operand);
             --left;
         }
-        store<WIDTH>(y + share.row * y_stride, i, inner, result);
+        store<INSIDE>(y + share.row * y_stride, i, inner, result);
     }
+}
+
+template <int WIDTH, int COUNT, class F>
+__device__ __forceinline__ void map_channels_by(
+    const Source (&in)[COUNT], float* y, i64 y_stride, u32 hw, u32 inner, u32 chunks, F f) {
+    const Share<WIDTH> share(chunks);
+    if (share.inside(inner))
+        map_channels_share<true>(share, in, y, y_stride, hw, inner, f);
+    else
+        map_channels_share<false>(share, in, y, y_stride, hw, inner, f);
 }
 
 template <int COUNT, class F>
@@ -49,37 +58,49 @@ struct Split {
     u32 hw, count, splits, share;
 };
 
+// The terms of UNROLL * WIDTH numbers of a channel that begins at `plane` of each image, the first of them number
+// `start`; those from `end` on are left out.
+template <bool INSIDE, int WIDTH, int COUNT, class F>
+__device__ __forceinline__ void channel_terms(
+    const Source (&in)[COUNT], i64 plane, u32 hw, u32 start, u32 end, float& a, float& b, F f) {
+    float value[COUNT][UNROLL][WIDTH];
+#pragma unroll
+    for (int k = 0; k < UNROLL; ++k) {
+        const u32 i = start + k * THREADS * WIDTH;
+        const u32 n = INSIDE || i < end ? i / hw : 0;
+        const i64 pixel = plane + (i - n * hw);
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j)
+            load<INSIDE>(in[j].data + n * in[j].stride, pixel, i < end ? pixel + WIDTH : 0, value[j][k]);
+    }
+#pragma unroll
+    for (int k = 0; k < UNROLL; ++k) {
+        if (!INSIDE && start + k * THREADS * WIDTH >= end) break;
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+            float operand[COUNT];
+#pragma unroll
+            for (int j = 0; j < COUNT; ++j) operand[j] = value[j][k][w];
+            f(operand, a, b);
+        }
+    }
+}
+
 // Two sums over this block's share of its channel: f(operands, a, b) adds one number's terms to a and b. Terms that a
 // thread loads together are added in float32, the rest in float64. partials: [C][splits][2].
 template <int WIDTH, int COUNT, class F>
 __device__ __forceinline__ void channel_sums_by(const Source (&in)[COUNT], Split split, double* partials, F f) {
+    constexpr u32 STEP = THREADS * UNROLL * WIDTH;
     const u32 channel = blockIdx.x / split.splits, part = blockIdx.x - channel * split.splits;
     const u32 end = min((part + 1) * split.share, split.count);
     const i64 plane = i64(channel) * split.hw;
     double first = 0, second = 0;
-    for (u32 start = part * split.share + threadIdx.x * WIDTH; start < end; start += THREADS * UNROLL * WIDTH) {
-        float value[COUNT][UNROLL][WIDTH];
-#pragma unroll
-        for (int k = 0; k < UNROLL; ++k) {
-            const u32 i = start + k * THREADS * WIDTH;
-            const u32 n = i / split.hw;
-            const i64 pixel = plane + (i - n * split.hw);
-#pragma unroll
-            for (int j = 0; j < COUNT; ++j)
-                load<WIDTH>(in[j].data + n * in[j].stride, pixel, i < end ? pixel + WIDTH : 0, value[j][k]);
-        }
+    for (u32 start = part * split.share; start < end; start += STEP) {
         float a = 0, b = 0;
-#pragma unroll
-        for (int k = 0; k < UNROLL; ++k) {
-            if (start + k * THREADS * WIDTH >= end) break;
-#pragma unroll
-            for (int w = 0; w < WIDTH; ++w) {
-                float operand[COUNT];
-#pragma unroll
-                for (int j = 0; j < COUNT; ++j) operand[j] = value[j][k][w];
-                f(operand, a, b);
-            }
-        }
+        if (start + STEP <= end)
+            channel_terms<true, WIDTH>(in, plane, split.hw, start + threadIdx.x * WIDTH, end, a, b, f);
+        else
+            channel_terms<false, WIDTH>(in, plane, split.hw, start + threadIdx.x * WIDTH, end, a, b, f);
         first += a, second += b;
     }
     block_sums(first, second);

@@ -32,73 +32,87 @@ struct Source {
 
 __device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
 
-// WIDTH numbers from `row[i]` on; those from `end` on are 0. WIDTH 4 wants row + i on 16 bytes.
-template <int WIDTH>
-__device__ __forceinline__ void load(const float* row, i64 i, i64 end, float (&out)[WIDTH]) {
-    if constexpr (WIDTH == 4) {
-        if (i + 4 <= end) {
-            const float4 four = *reinterpret_cast<const float4*>(row + i);
-            out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
-            return;
-        }
-    }
-#pragma unroll
-    for (int w = 0; w < WIDTH; ++w) out[w] = i + w < end ? row[i + w] : 0.0f;
+// Four numbers at once, from 16 bytes that begin on 16, or from 4 on 4.
+__device__ __forceinline__ void load_four(const float* at, float (&out)[4]) {
+    const float4 four = *reinterpret_cast<const float4*>(at);
+    out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
 }
 
-// The same from bytes; WIDTH 4 wants row + i on 4 bytes.
-template <int WIDTH>
-__device__ __forceinline__ void load(const u8* row, i64 i, i64 end, float (&out)[WIDTH]) {
-    if constexpr (WIDTH == 4) {
-        if (i + 4 <= end) {
-            const uchar4 four = *reinterpret_cast<const uchar4*>(row + i);
-            out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
-            return;
-        }
-    }
-#pragma unroll
-    for (int w = 0; w < WIDTH; ++w) out[w] = i + w < end ? float(row[i + w]) : 0.0f;
+__device__ __forceinline__ void load_four(const u8* at, float (&out)[4]) {
+    const uchar4 four = *reinterpret_cast<const uchar4*>(at);
+    out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
 }
 
-// row[i .. i + WIDTH) = value, as far as that lies before `end`.
-template <int WIDTH>
-__device__ __forceinline__ void store(float* row, i64 i, i64 end, const float (&value)[WIDTH]) {
-    if constexpr (WIDTH == 4) {
-        if (i + 4 <= end) {
-            *reinterpret_cast<float4*>(row + i) = make_float4(value[0], value[1], value[2], value[3]);
-            return;
-        }
-    }
+template <bool INSIDE, int WIDTH, class T>
+__device__ __forceinline__ void load_each(const T* row, i64 i, i64 end, float (&out)[WIDTH]) {
+#pragma unroll
+    for (int w = 0; w < WIDTH; ++w) out[w] = INSIDE || i + w < end ? float(row[i + w]) : 0.0f;
+}
+
+// WIDTH numbers from row[i] on; those from `end` on are 0. INSIDE says that there are none. By fours for WIDTH 4.
+template <bool INSIDE, int WIDTH, class T>
+__device__ __forceinline__ void load(const T* row, i64 i, i64 end, float (&out)[WIDTH]) {
+    if constexpr (WIDTH != 4)
+        load_each<INSIDE>(row, i, end, out);
+    else if constexpr (INSIDE)
+        load_four(row + i, out);
+    else if (i + 4 <= end)
+        load_four(row + i, out);
+    else
+        load_each<false>(row, i, end, out);
+}
+
+__device__ __forceinline__ void store_four(float* at, const float (&value)[4]) {
+    *reinterpret_cast<float4*>(at) = make_float4(value[0], value[1], value[2], value[3]);
+}
+
+template <bool INSIDE, int WIDTH>
+__device__ __forceinline__ void store_each(float* row, i64 i, i64 end, const float (&value)[WIDTH]) {
 #pragma unroll
     for (int w = 0; w < WIDTH; ++w)
-        if (i + w < end) row[i + w] = value[w];
+        if (INSIDE || i + w < end) row[i + w] = value[w];
+}
+
+// WIDTH numbers to row[i] and on, as far as they lie before `end`.
+template <bool INSIDE, int WIDTH>
+__device__ __forceinline__ void store(float* row, i64 i, i64 end, const float (&value)[WIDTH]) {
+    if constexpr (WIDTH != 4)
+        store_each<INSIDE>(row, i, end, value);
+    else if constexpr (INSIDE)
+        store_four(row + i, value);
+    else if (i + 4 <= end)
+        store_four(row + i, value);
+    else
+        store_each<false>(row, i, end, value);
 }
 
 // This block's part of a grid of rows x chunks: a row, and the first of this thread's numbers in it.
 template <int WIDTH>
 struct Share {
     static constexpr i64 SIZE = i64(THREADS) * UNROLL * WIDTH;  // numbers of a chunk
-    i64 row, first;
+    i64 row, start, first;
 
     __device__ explicit Share(u32 chunks) {
         const u32 quotient = blockIdx.x / chunks;
         row = quotient;
-        first = i64(blockIdx.x - quotient * chunks) * SIZE + i64(threadIdx.x) * WIDTH;
+        start = i64(blockIdx.x - quotient * chunks) * SIZE;
+        first = start + i64(threadIdx.x) * WIDTH;
     }
     __device__ i64 index(int k) const { return first + i64(k) * THREADS * WIDTH; }
+    // Whether the whole block stays within rows of `inner` numbers: then no load needs a branch of its own.
+    __device__ bool inside(i64 inner) const { return start + SIZE <= inner; }
 };
 
 // y[row, i] = f(in[0][row, i], in[1][row, i], ...) for rows of `inner` numbers. y may be the bytes of any input.
-template <int WIDTH, int COUNT, class F>
-__device__ __forceinline__ void map_rows(
-    const Source (&in)[COUNT], float* y, i64 y_stride, i64 inner, u32 chunks, F f) {
-    const Share<WIDTH> share(chunks);
+template <bool INSIDE, int WIDTH, int COUNT, class F>
+__device__ __forceinline__ void map_share(
+    const Share<WIDTH>& share, const Source (&in)[COUNT], float* y, i64 y_stride, i64 inner, F f) {
     float value[COUNT][UNROLL][WIDTH];
 #pragma unroll
     for (int j = 0; j < COUNT; ++j)
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k)
-            load<WIDTH>(in[j].data + share.row * in[j].stride, share.index(k), inner, value[j][k]);
+            load<INSIDE>(in[j].data + share.row * in[j].stride, share.index(k), inner, value[j][k]);
 #pragma unroll
     for (int k = 0; k < UNROLL; ++k) {
         float result[WIDTH];
@@ -109,8 +123,18 @@ __device__ __forceinline__ void map_rows(
             for (int j = 0; j < COUNT; ++j) operand[j] = value[j][k][w];
             result[w] = f(operand);
         }
-        store<WIDTH>(y + share.row * y_stride, share.index(k), inner, result);
+        store<INSIDE>(y + share.row * y_stride, share.index(k), inner, result);
     }
+}
+
+template <int WIDTH, int COUNT, class F>
+__device__ __forceinline__ void map_rows(
+    const Source (&in)[COUNT], float* y, i64 y_stride, i64 inner, u32 chunks, F f) {
+    const Share<WIDTH> share(chunks);
+    if (share.inside(inner))
+        map_share<true>(share, in, y, y_stride, inner, f);
+    else
+        map_share<false>(share, in, y, y_stride, inner, f);
 }
 
 // map_rows by fours where the host found every row aligned (`width` 4), else one by one (`width` 1).

@@ -18,19 +18,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) add_rows(
     map(in, y, y_stride, inner, chunks, width, [](const float (&v)[2]) { return v[0] + v[1]; });
 }
 
-template <int WIDTH>
-__device__ __forceinline__ void normalize_by(
-    const u8* x, i64 x_stride, float* y, i64 y_stride, i64 inner, u32 chunks, float mean, float std) {
-    const Share<WIDTH> share(chunks);
+template <bool INSIDE, int WIDTH>
+__device__ __forceinline__ void normalize_share(
+    const Share<WIDTH>& share, const u8* x, float* y, i64 inner, float mean, float std) {
     float value[UNROLL][WIDTH];
 #pragma unroll
-    for (int k = 0; k < UNROLL; ++k) load<WIDTH>(x + share.row * x_stride, share.index(k), inner, value[k]);
+    for (int k = 0; k < UNROLL; ++k) load<INSIDE>(x, share.index(k), inner, value[k]);
 #pragma unroll
     for (int k = 0; k < UNROLL; ++k) {
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) value[k][w] = (value[k][w] / 255.0f - mean) / std;
-        store<WIDTH>(y + share.row * y_stride, share.index(k), inner, value[k]);
+        store<INSIDE>(y, share.index(k), inner, value[k]);
     }
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void normalize_by(
+    const u8* x, i64 x_stride, float* y, i64 y_stride, i64 inner, u32 chunks, float mean, float std) {
+    const Share<WIDTH> share(chunks);
+    x += share.row * x_stride;
+    y += share.row * y_stride;
+    if (share.inside(inner))
+        normalize_share<true>(share, x, y, inner, mean, std);
+    else
+        normalize_share<false>(share, x, y, inner, mean, std);
 }
 
 // One channel of all images: x and y begin at that channel, inner = H * W.

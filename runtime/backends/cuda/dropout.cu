@@ -24,14 +24,14 @@ __device__ __forceinline__ void drop(
 #pragma unroll
     for (int i = 0; i < 4; i += WIDTH) {
         float value[WIDTH], held[WIDTH] = {};
-        load<WIDTH>(x, first + i, inner, value);
-        if (accumulate) load<WIDTH>(y, first + i, inner, held);
+        load<false>(x, first + i, inner, value);
+        if (accumulate) load<false>(y, first + i, inner, held);
 #pragma unroll
         for (int w = 0; w < WIDTH; ++w) {
             const float kept = words.word[i + w] >= threshold ? value[w] * scale : 0.0f;
             value[w] = accumulate ? held[w] + kept : kept;
         }
-        store<WIDTH>(y, first + i, inner, value);
+        store<false>(y, first + i, inner, value);
     }
 }
 

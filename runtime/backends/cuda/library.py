@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from vdnn.errors import BackendUnavailable
 
@@ -150,3 +151,12 @@ def load_cudnn() -> CudnnLibrary:
     except BackendUnavailable:
         nvrtc = None
     return CudnnLibrary(path, dll.cudnnGetVersion(), cuda_major, dll, cublas, nvrtc)
+
+
+def load_cupy() -> Any:
+    """CuPy; BackendUnavailable says how to get it."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise BackendUnavailable(f"CuPy cannot be imported ({error}); pip install 'vdnn[cuda13]'") from error
+    return cupy

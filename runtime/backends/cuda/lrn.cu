@@ -5,15 +5,16 @@
 // batch. Where SIZE is known at compile time (not 0) the window moves through registers, otherwise it is read again.
 
 constexpr int GROUP = 32;
+constexpr int AHEAD = 4;  // channels whose numbers a thread loads at once
 
 struct Formula {
     int size;
     float alpha_over_size, beta, k;
 
     __device__ float scale(float squares) const { return squares * alpha_over_size + k; }
-    // scale^-beta; AlexNet's beta of 3/4 needs no logarithm
+    // scale^-beta; scale is k or more, and AlexNet's beta of 3/4 needs no logarithm
     __device__ float power(float scale) const {
-        if (beta != 0.75f) return powf(scale, -beta);
+        if (beta != 0.75f) return exp2f(-beta * log2f(scale));
         const float root = rsqrtf(scale);
         return root * sqrtf(root);
     }
@@ -38,12 +39,16 @@ struct Column {
     __device__ i64 at(i64 stride) const { return image * stride + pixel; }
 };
 
-// Column of one tensor: the value of a channel, 0 outside of the tensor.
+// Column of one tensor: the value of a channel, 0 outside of the tensor. A load and a choice, no branch, so that a
+// thread can start many loads at once.
 struct Reader {
-    const float* __restrict__ data;
+    const float* data;
     i64 hw;
     int channels;
-    __device__ float operator[](int c) const { return c >= 0 && c < channels ? data[c * hw] : 0.0f; }
+    __device__ float operator[](int c) const {
+        const float value = data[min(max(c, 0), channels - 1) * hw];
+        return c >= 0 && c < channels ? value : 0.0f;
+    }
 };
 
 __device__ __forceinline__ float window_scale(const Formula& f, const Reader& x, int c) {
@@ -69,8 +74,7 @@ __device__ __forceinline__ float sum_of_squares(const float (&values)[SIZE]) {
 }
 
 template <int SIZE>
-__device__ __forceinline__ void forward_column(
-    const Formula& f, const Reader& x, float* __restrict__ y, int first, int end) {
+__device__ __forceinline__ void forward_column(const Formula& f, const Reader& x, float* y, int first, int end) {
     if constexpr (SIZE == 0) {
         for (int c = first; c < end; ++c) y[c * x.hw] = x[c] * f.power(window_scale(f, x, c));
     } else {
@@ -78,10 +82,15 @@ __device__ __forceinline__ void forward_column(
         float value[SIZE] = {};  // of channels c - BELOW to c + ABOVE
 #pragma unroll
         for (int j = -BELOW; j < ABOVE; ++j) push(value, x[first + j]);
-#pragma unroll 4
-        for (int c = first; c < end; ++c) {
-            push(value, x[c + ABOVE]);
-            y[c * x.hw] = value[BELOW] * f.power(f.scale(sum_of_squares(value)));
+        for (int c = first; c < end; c += AHEAD) {
+            float next[AHEAD];
+#pragma unroll
+            for (int s = 0; s < AHEAD; ++s) next[s] = x[c + s + ABOVE];
+#pragma unroll
+            for (int s = 0; s < AHEAD; ++s) {
+                push(value, next[s]);
+                if (c + s < end) y[(c + s) * x.hw] = value[BELOW] * f.power(f.scale(sum_of_squares(value)));
+            }
         }
     }
 }
@@ -102,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_forward(
 // dx[i] = dy[i] * scale[i]^-beta - slope * x[i] * sum of dy[j] * y[j] / scale[j] over j from i - above to i + below
 template <int SIZE>
 __device__ __forceinline__ void backward_column(
-    const Formula& f, const Reader& x, const Reader& y, const Reader& dy, float* __restrict__ dx, int first, int end,
-    float slope, int accumulate) {
+    const Formula& f, const Reader& x, const Reader& y, const Reader& dy, float* dx, int first, int end, float slope,
+    int accumulate) {
     if constexpr (SIZE == 0) {
         for (int i = first; i < end; ++i) {
             float across = 0;
@@ -119,19 +128,28 @@ __device__ __forceinline__ void backward_column(
         float own[BELOW + 1] = {};  // dy * scale^-beta of channels j - BELOW to j
 #pragma unroll
         for (int j = -SIZE + 1; j < 0; ++j) push(value, x[first + j]);
-#pragma unroll 4
-        for (int j = first - ABOVE; j < end + BELOW; ++j) {
-            push(value, x[j + ABOVE]);
-            const float scale = f.scale(sum_of_squares(value)), gradient = dy[j];
-            push(ratio, gradient * y[j] / scale);
-            push(own, gradient * f.power(scale));
-            const int i = j - BELOW;
-            if (i < first) continue;
-            float across = 0;
+        for (int j = first - ABOVE; j < end + BELOW; j += AHEAD) {
+            float next[AHEAD], product[AHEAD], gradient[AHEAD], held[AHEAD];
 #pragma unroll
-            for (int w = 0; w < SIZE; ++w) across += ratio[w];
-            const float result = own[0] - slope * value[0] * across;
-            dx[i * x.hw] = accumulate ? dx[i * x.hw] + result : result;
+            for (int s = 0; s < AHEAD; ++s) {
+                next[s] = x[j + s + ABOVE];
+                gradient[s] = dy[j + s];
+                product[s] = gradient[s] * y[j + s];
+                held[s] = accumulate ? Reader{dx, x.hw, x.channels}[j + s - BELOW] : 0.0f;
+            }
+#pragma unroll
+            for (int s = 0; s < AHEAD; ++s) {
+                push(value, next[s]);
+                const float scale = f.scale(sum_of_squares(value));
+                push(ratio, product[s] / scale);
+                push(own, gradient[s] * f.power(scale));
+                const int i = j + s - BELOW;
+                if (i < first || i >= end) continue;
+                float across = 0;
+#pragma unroll
+                for (int w = 0; w < SIZE; ++w) across += ratio[w];
+                dx[i * x.hw] = held[s] + (own[0] - slope * value[0] * across);
+            }
         }
     }
 }

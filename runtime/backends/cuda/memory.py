@@ -1,7 +1,7 @@
 """Who holds what on the card: the context reserve, the allocator that refuses, and NVML's view of this process.
 
-    ledger = Ledger()
-    ledger.forbid_allocations(); ledger.used_bytes()
+ledger = Ledger()
+ledger.forbid_allocations(); ledger.used_bytes()
 """
 
 from __future__ import annotations

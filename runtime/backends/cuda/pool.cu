@@ -133,8 +133,8 @@ __device__ __forceinline__ void backward_by(
     u32 plane = first / (g.h * g.w);
     u32 h = (first - plane * (g.h * g.w)) / g.w, w = first - plane * (g.h * g.w) - h * g.w;
     float value[WIDTH] = {}, total[WIDTH] = {};
-    if (mode == MAXIMUM) load<WIDTH>(x, first, pixels, value);
-    if (accumulate) load<WIDTH>(dx, first, pixels, total);
+    if (mode == MAXIMUM) load<false>(x, first, pixels, value);
+    if (accumulate) load<false>(dx, first, pixels, total);
 #pragma unroll
     for (int k = 0; k < WIDTH; ++k) {
         if (first + k >= pixels) break;
@@ -143,7 +143,7 @@ __device__ __forceinline__ void backward_by(
         if (++w == g.w) w = 0, ++h;
         if (h == g.h) h = 0, ++plane;
     }
-    store<WIDTH>(dx, first, pixels, total);
+    store<false>(dx, first, pixels, total);
 }
 
 template <int WIDTH>

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vdnn.errors import BackendUnavailable
 from vdnn.runtime.backends.cuda.kernels import KernelSet
+from vdnn.runtime.backends.cuda.library import load_cupy
 
 ROUNDS, CALLS = 7, 5
 RANDOM_BYTES = 64 * 2**20
@@ -31,10 +31,7 @@ class Probe:
     """
 
     def __init__(self) -> None:
-        try:
-            import cupy
-        except ImportError as error:
-            raise BackendUnavailable(f"CuPy cannot be imported ({error}); pip install 'vdnn[cuda13]'") from error
+        cupy = load_cupy()
         self._cupy, self._cuda = cupy, cupy.cuda.runtime
         self.stream: Any = cupy.cuda.Stream(non_blocking=True)
         self.kernels = KernelSet()

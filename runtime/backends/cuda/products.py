@@ -89,7 +89,8 @@ class Products:
         adds = bool(op.accumulate)
         if op.kind == "linear.forward":  # y (N, K) = x (N, C) w (K, C)^T
             x, w, y = arrays["x"], arrays["w"], arrays["y"]
-            self.cublas.gemm(*y.shape, w.shape[1], x.ptr, w.ptr, y.ptr, transpose_b=True, accumulate=adds)
+            n, k = y.shape
+            self.cublas.gemm(n, k, w.shape[1], x.ptr, w.ptr, y.ptr, transpose_b=True, accumulate=adds)
         elif op.kind == "linear.dgrad":  # dx (N, C) = dy (N, K) w (K, C)
             w, dy, dx = arrays["w"], arrays["dy"], arrays["dx"]
             self.cublas.gemm(dy.shape[0], w.shape[1], dy.shape[1], dy.ptr, w.ptr, dx.ptr, accumulate=adds)

@@ -115,10 +115,12 @@ class Search:
     def _time(self, plan: ConvPlan, pointers: list[int], workspace: int, best: float) -> float:
         from cupy.cuda import Event, get_elapsed_time
 
+        a, b, out = pointers
+
         def once() -> float:
             start, end = Event(), Event()
             start.record(self.stream)
-            plan.run(self.products.handle, *pointers, workspace, False)
+            plan.run(self.products.handle, a, b, out, workspace, False)
             end.record(self.stream)
             end.synchronize()
             return float(get_elapsed_time(start, end))

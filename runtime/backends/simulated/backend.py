@@ -1,8 +1,8 @@
 """The simulated backend: it holds no data and computes nothing; its streams are the Clock's.
 
-    backend = SimulatedBackend(load_profile("titan-x-maxwell"))
-    Executor(backend, plan, program).run(feeds)
-    backend.elapsed_ms
+backend = SimulatedBackend(load_profile("titan-x-maxwell"))
+Executor(backend, plan, program).run(feeds)
+backend.elapsed_ms
 """
 
 from __future__ import annotations
@@ -117,6 +117,4 @@ class SimulatedBackend:
         if self._sizes is None:
             raise VdnnError("the simulated backend is not open")
         if offset < 0 or offset + nbytes > self._sizes[which]:
-            raise PlanError(
-                f"bytes {offset} to {offset + nbytes} lie outside the {name} of {self._sizes[which]} bytes"
-            )
+            raise PlanError(f"bytes {offset} to {offset + nbytes} lie outside the {name} of {self._sizes[which]} bytes")
