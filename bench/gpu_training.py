@@ -45,11 +45,13 @@ def agree() -> dict[str, Any]:
     return found
 
 
+CASES = {"vgg16": 64, "googlenet": 128, "resnet50": 64}
+
+
 def policies() -> dict[str, Any]:
     """Losses and weights bit-identical under every policy, captured and not."""
-    cases = {"vgg16": 64, "googlenet": 128, "resnet50": 64}
     found: dict[str, Any] = {}
-    for name, batch in cases.items():
+    for name, batch in CASES.items():
         common = [*QUICK, f"train.batch_size={batch}", "deterministic=true", "memory.limit=null", "device=cuda"]
         rows: dict[str, Any] = {}
         reference: Outcome | None = None
@@ -74,6 +76,19 @@ def policies() -> dict[str, Any]:
     return found
 
 
+TEN = {
+    "alexnet": 128,
+    "overfeat": 128,
+    "googlenet": 128,
+    "vgg19": 64,
+    "vgg19@128": 128,
+    "vgg19@256": 256,
+    "vgg116": 32,
+    "vgg216": 32,
+    "vgg316": 32,
+    "vgg416": 32,
+}
+"""The networks of the vDNN paper and their batch sizes."""
 LIMITS: Mapping[str, tuple[str, list[str]]] = {
     "vgg19-free": ("vgg19", ["train.batch_size=256", "memory.policy=none", "memory.limit=null"]),
     "vgg19-all-m": (
@@ -86,7 +101,13 @@ LIMITS: Mapping[str, tuple[str, list[str]]] = {
         ["train.batch_size=256", "memory.policy=dyn", "memory.limit=12GiB", "memory.join=layer"],
     ),
     "vgg416-free": ("vgg416", ["train.batch_size=32", "memory.policy=none", "memory.limit=null"]),
-    "vgg416-dyn": ("vgg416", ["train.batch_size=32", "memory.policy=dyn", "memory.limit=12GiB"]),
+    **{
+        f"ten-{label}": (
+            label.split("@")[0],
+            [f"train.batch_size={batch}", "memory.policy=dyn", "memory.limit=12GiB"],
+        )
+        for label, batch in TEN.items()
+    },
 }
 """Cases of a memory limit, one process each, so that what the process holds on the card is that case's alone."""
 
@@ -114,9 +135,55 @@ def _try(run: Callable[[], Outcome]) -> Outcome | str:
         return f"{type(error).__name__}: {error}"
 
 
+def slow() -> dict[str, Any]:
+    """Losses and weights when every copy is done five times, so that the copy streams are late."""
+    found: dict[str, Any] = {}
+    for name, batch in CASES.items():
+        common = [*QUICK, f"train.batch_size={batch}", "deterministic=true", "memory.limit=null", "device=cuda"]
+        runs = [
+            _try(partial(train, name, [*common, *extra], 20))
+            for extra in (["memory.policy=none"], ["memory.policy=all", "debug.copy_repeats=5"])
+        ]
+        if any(isinstance(run, str) for run in runs):
+            found[name] = {"failed": [run for run in runs if isinstance(run, str)]}
+        else:
+            first, late = (_numbers(run) for run in runs if not isinstance(run, str))
+            same = (first["losses"], first["digest"]) == (late["losses"], late["digest"])
+            found[name] = {"same": same, "step_ms": first["step_ms"], "slow_step_ms": late["step_ms"]}
+        print("slow", name, found[name], flush=True)
+    return found
+
+
+def debug() -> dict[str, Any]:
+    """Poison in freed bytes and guards behind every storage, on the GPU: no write where nothing lies."""
+    found: dict[str, Any] = {}
+    for name, overrides in {
+        "lenet": ["train.batch_size=64"],
+        "resnet18": ["train.batch_size=8", "network.image_size=64"],
+        "googlenet": ["train.batch_size=4"],
+    }.items():
+        for policy in ("none", "all"):
+            common = [
+                *QUICK,
+                *overrides,
+                "deterministic=true",
+                "device=cuda",
+                "memory.limit=null",
+                f"memory.policy={policy}",
+            ]
+            runs = [_try(partial(train, name, [*common, *extra], 4)) for extra in ([], ["debug.poison=true"])]
+            texts = [run for run in runs if isinstance(run, str)]
+            same = not texts and len({run.digest for run in runs if not isinstance(run, str)}) == 1
+            found[f"{name} {policy}"] = {"failed": texts, "same": same}
+            print("debug", name, policy, found[f"{name} {policy}"], flush=True)
+    return found
+
+
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
     "agree": agree,
     "policies": policies,
+    "slow": slow,
+    "debug": debug,
     **{label: partial(limit, label) for label in LIMITS},
 }
 

@@ -29,6 +29,10 @@ class Node:
     index: int
 
 
+RESERVED = ("data", "images", "labels", "step")
+"""Names of tensors that every program has."""
+
+
 class Graph:
     """Nodes in topological order.
 
@@ -54,7 +58,11 @@ class Graph:
     def add(self, name: str, layer: Layer, inputs: str | list[str] | tuple[str, ...]) -> str:
         """Append a layer that reads `inputs`; returns the name of its output, which is `name`."""
         names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
-        if name == self.input or name in self.nodes:
+        if name in RESERVED or "." in name:
+            raise ShapeError(
+                name, "y", expected="a name without '.', other than " + ", ".join(RESERVED), got=f"'{name}'"
+            )
+        if name in self.nodes:
             raise ShapeError(name, "y", expected="a name not used before", got=f"'{name}' again")
         for tensor in names:
             if tensor not in self.consumers:

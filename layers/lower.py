@@ -23,6 +23,7 @@ STEP = "step"
 """The tensor of what changes from step to step (see vdnn.runtime.step): learning rate, counters, gradient scale."""
 STEP_BYTES = 64
 IMAGES, LABELS = "images", "labels"
+MODES = ("train", "eval", "first", "middle", "last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,10 @@ class Lowering:
         if tensor in self._grad:
             return self._grad[tensor], True
         shape = (self.batch, *self.graph.shape(tensor))
+        if over is not None and self.graph.nodes[tensor].layer.kind == "concat":
+            # its branches take channels of this gradient, and those of a flattened storage are no channels of images
+            root = self.tensors[self.tensors[over].storage]
+            over = over if root.shape[2:] == shape[2:] else None
         self._grad[tensor] = self.tensor(f"{tensor}.grad", "grad", shape, view_of=over)
         return self._grad[tensor], False
 
@@ -349,6 +354,9 @@ def lower(
         mean, std: per channel, of pixel values scaled to 0..1; the images arrive as uint8.
         dtype: "float32", or "float64" for gradient checks.
     """
+    if batch < 1 or mode not in MODES:
+        expected = f"a batch of 1 or more and one of {', '.join(MODES)}"
+        raise ShapeError(graph.name, graph.input, expected=expected, got=f"batch {batch}, mode '{mode}'")
     channels = graph.input_shape[0]
     lowering = Lowering(graph, batch, mode, update or Update(), dtype)
     return lowering.run(mean or (0.5,) * channels, std or (0.5,) * channels)

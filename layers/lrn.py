@@ -3,7 +3,8 @@
     graph.add("norm1", Lrn(size=5, alpha=1e-4, beta=0.75, k=2.0), "pool1")
 
 y[c] = x[c] / (k + alpha / size * sum of x[j]^2 over the `size` channels around c) ^ beta, j from c - (size-1)//2 to
-c + size//2, clipped to the tensor (as ONNX and torch.nn.LocalResponseNorm; alpha is divided by size as in Caffe).
+c + size//2, clipped to the tensor (as ONNX; torch.nn.LocalResponseNorm reaches the other way where size is even). alpha
+is divided by size, as in Caffe.
 """
 
 from __future__ import annotations

@@ -37,6 +37,10 @@ class Decisions:
             both streams also meet at the end of every layer that has a copy.
         prefetch_bytes: how many bytes may lie fetched and unused while another prefetch starts; None for the largest
             offloaded storage. 0 fetches each storage just before its first reader.
+        hold, fetch: by offloaded storage, the op after which its bytes are given back at the latest, and the one before
+            which it is fetched at the earliest (see `pace`). Without them, or with `prefetch_bytes`: as the paper does.
+        pace_bytes: most bytes live at once, persistent ones aside, up to which `hold` and `fetch` may go.
+        guard_bytes: kept free behind every storage; a debug mode looks whether anything has written there.
         notes: sentences for the report: why this, what was given up.
     """
 
@@ -46,6 +50,10 @@ class Decisions:
     allocation: str = "layer"
     join: str = "reuse"
     prefetch_bytes: int | None = None
+    hold: Mapping[str, str] = field(default_factory=dict)
+    fetch: Mapping[str, str] = field(default_factory=dict)
+    pace_bytes: int | None = None
+    guard_bytes: int = 0
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class Uses:
     """Uses of one storage that is not persistent; positions are op indices.
 
     Args:
-        nbytes: aligned.
+        nbytes: aligned, guard included.
         first, last: of all uses; a feed is used at -1, a fetch at len(ops).
         forward_last: last use by a forward op; None if there is none.
         backward_first: first use by a backward or update op; None if forward is all.
@@ -34,8 +34,12 @@ class Uses:
     ops: list[int] = field(default_factory=list)
 
 
-def storage_uses(program: Program) -> dict[str, Uses]:
-    """Uses by storage name, in order of first use."""
+def storage_uses(program: Program, guard_bytes: int = 0) -> dict[str, Uses]:
+    """Uses by storage name, in order of first use.
+
+    Args:
+        guard_bytes: added behind every storage, see `Decisions.guard_bytes`.
+    """
     persistent = set(program.persistent)
     found: dict[str, Uses] = {}
 
@@ -45,7 +49,7 @@ def storage_uses(program: Program) -> dict[str, Uses]:
             return None
         uses = found.get(storage)
         if uses is None:
-            nbytes = align(program.tensors[storage].nbytes)
+            nbytes = align(program.tensors[storage].nbytes + guard_bytes)
             uses = found[storage] = Uses(storage, nbytes, position, position)
         uses.last = position
         return uses

@@ -47,21 +47,20 @@ def most_live(blocks: Sequence[Block]) -> int:
     return peak
 
 
-def place(blocks: Sequence[Block]) -> tuple[tuple[int, ...], int]:
-    """Offsets of `blocks` and the bytes they span in all.
+def place(blocks: Sequence[Block], work: int = WORK) -> tuple[tuple[int, ...], int]:
+    """Offsets of `blocks` and the bytes they span in all; the search ends after `work`, see WORK.
 
     Results are kept: a policy's trials, its plan and the smallest budget often ask for the same blocks.
     """
-    return _place(tuple(blocks))
+    return _place(tuple(blocks), work)
 
 
 @lru_cache(maxsize=16)
-def _place(blocks: tuple[Block, ...]) -> tuple[tuple[int, ...], int]:
+def _place(blocks: tuple[Block, ...], work: int) -> tuple[tuple[int, ...], int]:
     bound = most_live(blocks)
     order = sorted(range(len(blocks)), key=lambda i: (-blocks[i].nbytes, blocks[i].start))
     offsets, height = _first_fit(blocks, {}, order)
     large = [i for i in order if blocks[i].nbytes * TINY >= bound]
-    work = WORK
     for factor in CEILINGS if len(blocks) < FEW else CEILINGS[1:]:
         ceiling = align(int(bound * factor))  # a block may hang from it, so it must be a place to begin
         if height <= ceiling:

@@ -24,6 +24,8 @@ from vdnn.memory.schedule import Action, Schedule, make_schedule
 from vdnn.memory.sync import synchronise
 from vdnn.units import format_bytes
 
+QUICK_WORK, CLOSE = 800_000, 1.008
+"""Of `packs_well`: what a placement may take, and how far above the most live bytes it may end."""
 ROUNDS = 4
 """Tries at making room for fragmentation by postponing prefetches before a plan is called too large."""
 
@@ -114,6 +116,14 @@ def _try(planned: Program, decisions: Decisions, room: int | None) -> _Fit:
     if decisions.allocation == "network":
         return _Fit(schedule, *network_wide_offsets(planned, schedule))
     return _Fit(schedule, *place([Block(stay.start, stay.end, stay.nbytes) for stay in schedule.residencies]))
+
+
+def packs_well(planned: Program, decisions: Decisions, room: int | None) -> bool:
+    """Whether a quick search places `planned` within `room` bytes and CLOSE to the most live bytes of its schedule."""
+    schedule = make_schedule(planned, decisions, room)
+    blocks = [Block(stay.start, stay.end, stay.nbytes) for stay in schedule.residencies]
+    height = place(blocks, QUICK_WORK)[1]
+    return height <= CLOSE * schedule.ideal_bytes and (room is None or height <= room)
 
 
 def _placed(schedule: Schedule, offsets: Sequence[int], base: int) -> tuple[Action, ...]:

@@ -22,9 +22,10 @@ from vdnn.layers.op import Program
 from vdnn.memory.costs import Candidate, CostTable
 from vdnn.memory.decisions import Algorithm, Decisions
 from vdnn.memory.liveness import storage_uses
+from vdnn.memory.pace import pace
 from vdnn.memory.passes import apply_decisions
 from vdnn.memory.plan import Plan
-from vdnn.memory.planner import persistent_places, plan_program
+from vdnn.memory.planner import packs_well, persistent_places, plan_program
 from vdnn.memory.schedule import live_bytes
 from vdnn.units import format_bytes
 
@@ -43,7 +44,7 @@ class Budget:
         device_bytes, host_bytes: limits of the two slabs; None for no limit.
         workspace_bytes: most workspace of any one op.
         algorithms: "memory-optimal" (least workspace) or "performance-optimal" (fastest).
-        join, prefetch_bytes: as in Decisions.
+        join, prefetch_bytes, guard_bytes: as in Decisions.
         shared: places and end of the persistent section, where another plan of the same slab has fixed them.
     """
 
@@ -53,6 +54,7 @@ class Budget:
     algorithms: str = PERFORMANCE_OPTIMAL
     join: str = "reuse"
     prefetch_bytes: int | None = None
+    guard_bytes: int = 0
     shared: tuple[Mapping[str, int], int] | None = None
 
     def persistent(self, program: Program) -> tuple[Mapping[str, int], int]:
@@ -112,22 +114,23 @@ def dyn(program: Program, costs: CostTable, budget: Budget) -> Decisions:
     """The first of none, conv, all with the fastest algorithms that fits; then conv, all, none with slower ones.
 
     MICRO'16, section III-C: first all(m) must fit at all, then the candidates are tried from the fastest; last, layers
-    whose fastest algorithm would overflow the budget step down to a smaller one, greedily.
+    whose fastest algorithm would overflow the budget step down to a smaller one, greedily. Beyond the paper, copies are
+    paced by the cost table (vdnn.memory.pace) unless streams join at the end of each layer or prefetching is bounded.
     """
     fast = replace(budget, algorithms=PERFORMANCE_OPTIMAL)
     tried: list[str] = []
     for policy in (none, conv, all_):
         decisions = policy(program, costs, fast)
         if _fits(program, decisions, budget):
-            return replace(decisions, policy="dyn", notes=(_story(decisions.policy, "the fastest algorithms", tried),))
+            return _paced(program, costs, budget, decisions, _story(decisions.policy, "the fastest algorithms", tried))
         tried.append(f"{decisions.policy} with the fastest algorithms")
     for policy in (conv, all_, none):  # none: where the host has no room for the others
         stepped = _step_down(program, costs, budget, policy(program, costs, fast))
         if stepped is not None:
-            return replace(stepped, policy="dyn", notes=(_story(stepped.policy, "algorithms chosen to fit", tried),))
+            return _paced(program, costs, budget, stepped, _story(stepped.policy, "algorithms chosen to fit", tried))
         tried.append(f"{policy.__name__.strip('_')} with algorithms chosen to fit")
     last = all_(program, costs, replace(budget, algorithms=MEMORY_OPTIMAL))
-    return replace(last, policy="dyn", notes=(_story("all", "memory-optimal algorithms", tried),))
+    return _paced(program, costs, budget, last, _story("all", "memory-optimal algorithms", tried))
 
 
 POLICIES: Mapping[str, Policy] = {"base": base, "none": none, "all": all_, "conv": conv, "dyn": dyn}
@@ -141,24 +144,29 @@ def make_plan(program: Program, costs: CostTable, policy: str, budget: Budget) -
     except BudgetError as error:
         raise _explained(error, program, costs, decisions, budget) from None
     if budget.host_bytes is not None and plan.host_bytes > budget.host_bytes:
+        less = {"all": "'conv' or 'none'", "conv": "'none'", "dyn": "'none'"}.get(policy, "'none'")
         raise BudgetError(
             f"policy '{policy}' offloads {format_bytes(plan.host_bytes)} ({plan.host_bytes:,} bytes) to host memory, "
             f"host limit {format_bytes(budget.host_bytes)} ({budget.host_bytes:,} bytes); raise the host limit, or use "
-            "policy 'conv' or 'none'",
+            f"policy {less}{_needs_of_none(program, costs, budget)}",
             layer=program.name,
             needed_bytes=plan.host_bytes,
             budget_bytes=budget.host_bytes,
-            smallest_bytes=plan.host_bytes,
+            smallest_bytes=None,
         )
     return decisions, plan
+
+
+def smallest_plan(program: Program, decisions: Decisions, budget: Budget) -> Plan:
+    """The plan of `decisions` that needs the fewest device bytes: nothing is fetched before it is due."""
+    return plan_program(program, replace(decisions, prefetch_bytes=0), None, *budget.persistent(program))
 
 
 def smallest_budget(program: Program, costs: CostTable, budget: Budget, decisions: Decisions | None = None) -> int:
     """Bytes of the smallest device budget under `decisions`, by default under all with memory-optimal algorithms."""
     if decisions is None:
         decisions = all_(program, costs, Budget(algorithms=MEMORY_OPTIMAL))
-    tight = replace(decisions, prefetch_bytes=0)
-    return plan_program(program, tight, None, *budget.persistent(program)).slab_bytes
+    return smallest_plan(program, decisions, budget).slab_bytes
 
 
 def _static(name: str, program: Program, costs: CostTable, budget: Budget, offload: tuple[str, ...]) -> Decisions:
@@ -166,14 +174,34 @@ def _static(name: str, program: Program, costs: CostTable, budget: Budget, offlo
         algorithms = choose(program, costs.smallest)
     else:
         algorithms = choose(program, lambda op: costs.fastest(op, budget.workspace_bytes))
-    return Decisions(name, offload, algorithms, join=budget.join, prefetch_bytes=budget.prefetch_bytes)
+    return Decisions(
+        name,
+        offload,
+        algorithms,
+        join=budget.join,
+        prefetch_bytes=budget.prefetch_bytes,
+        guard_bytes=budget.guard_bytes,
+        notes=_over_limit(algorithms, budget.workspace_bytes),
+    )
+
+
+def _over_limit(algorithms: Mapping[str, Algorithm], limit_bytes: int | None) -> tuple[str, ...]:
+    """A sentence if some op has no algorithm within the workspace limit, and so takes the smallest it has."""
+    over = [(a.workspace_bytes, op) for op, a in algorithms.items() if a.workspace_bytes > (limit_bytes or 0)]
+    if limit_bytes is None or not over:
+        return ()
+    most, op = max(over)
+    return (
+        f"workspace limit {format_bytes(limit_bytes)}: {len(over)} op(s) have no algorithm that needs so little and "
+        f"take the smallest they have, at most {format_bytes(most)} ({most:,} bytes) in op '{op}'",
+    )
 
 
 def _fits(program: Program, decisions: Decisions, budget: Budget) -> bool:
     persistent = budget.persistent(program)
     if budget.device_bytes is not None and decisions.allocation == "layer":
         # no placement can be smaller than what is live at once: most refusals need no placement
-        live = max(live_bytes(apply_decisions(program, decisions), decisions.offload))
+        live = max(live_bytes(apply_decisions(program, decisions), decisions.offload, decisions.guard_bytes))
         if persistent[1] + live > budget.device_bytes:
             return False
     try:
@@ -183,11 +211,24 @@ def _fits(program: Program, decisions: Decisions, budget: Budget) -> bool:
     return budget.host_bytes is None or plan.host_bytes <= budget.host_bytes
 
 
+def _paced(program: Program, costs: CostTable, budget: Budget, decisions: Decisions, story: str) -> Decisions:
+    """`decisions` under dyn's name, its copies paced within about the bytes needed anyway, if that packs well."""
+    chosen = replace(decisions, policy="dyn", notes=(story, *_over_limit(decisions.algorithms, budget.workspace_bytes)))
+    if not chosen.offload or chosen.join != "reuse" or chosen.prefetch_bytes is not None:
+        return chosen
+    planned = apply_decisions(program, chosen)
+    most = max(live_bytes(planned, chosen.offload, chosen.guard_bytes))
+    largest = max(program.tensors[storage].nbytes for storage in chosen.offload)
+    room = None if budget.device_bytes is None else budget.device_bytes - budget.persistent(program)[1]
+    paced = replace(pace(planned, costs, chosen), pace_bytes=most + largest)
+    return paced if packs_well(planned, paced, room) else chosen
+
+
 def _step_down(program: Program, costs: CostTable, budget: Budget, decisions: Decisions) -> Decisions | None:
     """`decisions` with, for every convolution, the fastest algorithm whose workspace fits beside what is live then."""
     if budget.device_bytes is None:
         return None
-    live = live_bytes(program, decisions.offload)
+    live = live_bytes(program, decisions.offload, decisions.guard_bytes)
     position = {op.name: i for i, op in enumerate(program.ops)}
     persistent = budget.persistent(program)
     room = budget.device_bytes - persistent[1]
@@ -215,21 +256,33 @@ def _story(chosen: str, how: str, tried: list[str]) -> str:
     return f"dyn took '{chosen}' with {how}{before}"
 
 
+def _needs_of_none(program: Program, costs: CostTable, budget: Budget) -> str:
+    kept = none(program, costs, replace(budget, algorithms=MEMORY_OPTIMAL))
+    needed = smallest_budget(program, costs, budget, kept)
+    return f", which with memory-optimal algorithms takes {format_bytes(needed)} ({needed:,} bytes) on the device"
+
+
 def _explained(
     error: BudgetError, program: Program, costs: CostTable, decisions: Decisions, budget: Budget
 ) -> BudgetError:
-    own = smallest_budget(program, costs, budget, decisions)
-    least = smallest_budget(program, costs, budget)
-    advice = (
-        f"smallest budget that works with policy '{decisions.policy}' and these algorithms: "
-        f"{format_bytes(own)} ({own:,} bytes)"
-    )
-    if least < own:
-        advice += f"; with policy 'all' and memory-optimal algorithms: {format_bytes(least)} ({least:,} bytes)"
+    """`error` with the smallest budgets that work under the same host limit, of this policy and of all there are."""
+    least = replace(budget, algorithms=MEMORY_OPTIMAL)
+    options = [
+        (f"with policy '{decisions.policy}' and these algorithms", decisions),
+        ("with policy 'all' and memory-optimal algorithms", all_(program, costs, least)),
+        ("with policy 'none' and memory-optimal algorithms", none(program, costs, least)),
+    ]
+    works: list[tuple[int, str]] = []
+    for words, option in options:
+        plan = smallest_plan(program, option, budget)
+        fits_host = budget.host_bytes is None or plan.host_bytes <= budget.host_bytes
+        if fits_host and (not works or plan.slab_bytes < works[-1][0]):
+            works.append((plan.slab_bytes, words))
+    advice = "; ".join(f"{words}: {format_bytes(nbytes)} ({nbytes:,} bytes)" for nbytes, words in works)
     return BudgetError(
-        f"{error}; {advice}, at batch size {program.batch}",
+        f"{error}; smallest budget that works {advice}, at batch size {program.batch}",
         layer=error.layer,
         needed_bytes=error.needed_bytes,
         budget_bytes=error.budget_bytes,
-        smallest_bytes=min(own, least),
+        smallest_bytes=works[-1][0],
     )

@@ -9,7 +9,7 @@ Everything is read off the plan's own steps, so that a report cannot say somethi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vdnn.layers.op import Program
@@ -165,9 +165,13 @@ def make_report(plan: Plan, program: Program, decisions: Decisions, costs: CostT
     peak = plan.slab_bytes
     if network_wide:
         average = mean_pass = peak
+    layers = _layer_rows(plan, program, stays, timing, plan.persistent_bytes)
+    if network_wide:
+        layers = tuple(replace(row, forward_bytes=peak, backward_bytes=peak) for row in layers)
     if paper:
         peak_categories, peak, mean_pass = _as_in_paper(program, peak_categories, passes, network_wide)
         ideal, average = peak, mean_pass
+        layers = _rows_in_paper(program, layers, passes, peak, peak_categories["weights"], network_wide)
     return Report(
         network=program.name,
         batch_size=program.batch,
@@ -190,7 +194,7 @@ def make_report(plan: Plan, program: Program, decisions: Decisions, costs: CostT
         exposed_ms=timing.compute_idle_ms,
         cost_source=costs.source,
         notes=decisions.notes,
-        layers=_layer_rows(plan, program, stays, timing, plan.persistent_bytes),
+        layers=layers,
     )
 
 
@@ -286,6 +290,27 @@ def _as_in_paper(
     found = {**at_peak, "weights": convolutions, "other": 0}
     found["feature_maps"] = largest + convolutions - sum(v for k, v in found.items() if k != "feature_maps")
     return found, largest + convolutions, average + convolutions
+
+
+def _rows_in_paper(
+    program: Program,
+    rows: tuple[LayerRow, ...],
+    passes: Mapping[tuple[str, int], int],
+    peak: int,
+    weights: int,
+    network_wide: bool,
+) -> tuple[LayerRow, ...]:
+    """`rows` with the bytes of each layer's passes as `_as_in_paper` counts them."""
+    if network_wide:
+        return tuple(replace(row, forward_bytes=peak, backward_bytes=peak) for row in rows)
+    forward: dict[str, int] = {}
+    backward: dict[str, int] = {}
+    for (layer, start), nbytes in passes.items():
+        side = forward if program.ops[start].phase == "forward" else backward
+        side[layer] = max(side.get(layer, 0), nbytes + weights)
+    return tuple(
+        replace(row, forward_bytes=forward.get(row.layer, 0), backward_bytes=backward.get(row.layer, 0)) for row in rows
+    )
 
 
 def _layer_rows(

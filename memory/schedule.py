@@ -55,21 +55,58 @@ def make_schedule(program: Program, decisions: Decisions, budget_bytes: int | No
     Args:
         budget_bytes: for what is not persistent; prefetches that would exceed it are postponed.
     """
-    uses = storage_uses(program)
+    uses = storage_uses(program, decisions.guard_bytes)
     offload = [name for name in decisions.offload if name in uses and uses[name].backward_first is not None]
-    live = live_bytes(program, offload)
-    room = _Room(live, uses, budget_bytes)
-    points = prefetch_points(program, uses, offload, decisions.prefetch_bytes, room)
+    live = live_bytes(program, offload, decisions.guard_bytes)
+    limits = [limit for limit in (budget_bytes, decisions.pace_bytes) if limit is not None]
+    room = _Room(live, uses, min(limits, default=None))
+    ends = {name: uses[name].forward_last or 0 for name in offload}
+    if decisions.fetch and decisions.prefetch_bytes is None:
+        position = {op.name: i for i, op in enumerate(program.ops)}
+        points = _paced_points(uses, offload, {name: position[op] for name, op in decisions.fetch.items()}, room)
+        for name in sorted(offload, key=ends.__getitem__):
+            ends[name] = room.extend(name, ends[name], min(position[decisions.hold[name]], points[name] - 1))
+    else:
+        points = prefetch_points(program, uses, offload, decisions.prefetch_bytes, room)
     builder = _Builder(program, uses)
-    builder.build(points, joins=decisions.join == "layer", network=decisions.allocation == "network")
+    builder.build(points, ends, joins=decisions.join == "layer", network=decisions.allocation == "network")
     return builder.finish()
 
 
+def _paced_points(uses: dict[str, Uses], offload: list[str], wanted: dict[str, int], room: _Room) -> dict[str, int]:
+    """Op before which each storage is fetched: as early as wanted if it fits, never before one that is used sooner."""
+    points: dict[str, int] = {}
+    earliest = 0
+    for name in sorted(offload, key=lambda name: uses[name].backward_first or 0):
+        first = max(earliest, wanted[name], (uses[name].forward_last or 0) + 1)
+        earliest = points[name] = room.earliest(name, first, uses[name].backward_first or 0)
+    return points
+
+
 class _Room:
-    """Whether a storage fits early, beside what is live at every op until its use."""
+    """Whether a storage fits early, or longer, beside what is live then; if so, it takes that place."""
 
     def __init__(self, live: list[int], uses: dict[str, Uses], budget_bytes: int | None):
         self.live, self.uses, self.budget_bytes = live, uses, budget_bytes
+
+    def earliest(self, storage: str, first: int, use: int) -> int:
+        """The first op from `first` on from which `storage` fits until `use`."""
+        nbytes, start = self.uses[storage].nbytes, use
+        while start > first and self._fits(start - 1, nbytes):
+            start -= 1
+            self.live[start] += nbytes
+        return start
+
+    def extend(self, storage: str, last: int, wanted: int) -> int:
+        """The last op up to `wanted` to which `storage`, in use until op `last`, can stay."""
+        nbytes, end = self.uses[storage].nbytes, last
+        while end < wanted and self._fits(end + 1, nbytes):
+            end += 1
+            self.live[end] += nbytes
+        return end
+
+    def _fits(self, op: int, nbytes: int) -> bool:
+        return self.budget_bytes is None or self.live[op] + nbytes <= self.budget_bytes
 
     def __call__(self, storage: str, first: int, last: int) -> bool:
         nbytes = self.uses[storage].nbytes
@@ -80,9 +117,9 @@ class _Room:
         return True
 
 
-def live_bytes(program: Program, offload: Iterable[str]) -> list[int]:
+def live_bytes(program: Program, offload: Iterable[str], guard_bytes: int = 0) -> list[int]:
     """Bytes live at each op and after the last, persistent ones aside; offloaded ones count again when they return."""
-    uses = storage_uses(program)
+    uses = storage_uses(program, guard_bytes)
     away = set(offload)
     change = [0] * (len(program.ops) + 2)
     for name, use in uses.items():
@@ -106,13 +143,19 @@ class _Builder:
         self.live = self.peak = 0
         self.layer = self.peak_layer = program.ops[0].layer if program.ops else program.name
 
-    def build(self, points: dict[str, int], *, joins: bool, network: bool) -> None:
-        """Lay out every action; `points` maps the offloaded storages to the op before which they return."""
+    def build(self, points: dict[str, int], ends: dict[str, int], *, joins: bool, network: bool) -> None:
+        """Lay out every action.
+
+        Args:
+            points: offloaded storage → the op before which it returns.
+            ends: offloaded storage → the op after which its bytes are given back.
+        """
         program, count = self.program, len(self.program.ops)
         first_at: dict[int, list[str]] = {}
         last_at: dict[int, list[str]] = {}
         out_at: dict[int, list[str]] = {}
         in_at: dict[int, list[str]] = {}
+        gone_at: dict[int, list[str]] = {}
         for name, use in self.uses.items():
             whole_step = network and program.tensors[name].role == "act"
             first_at.setdefault(-1 if whole_step else use.first, []).append(name)
@@ -120,14 +163,17 @@ class _Builder:
             if name in points:
                 out_at.setdefault(use.forward_last or 0, []).append(name)
                 in_at.setdefault(points[name], []).append(name)
-        ends = {end for phases in (("forward",), ("backward", "update")) for _, _, end in layer_passes(program, phases)}
+                gone_at.setdefault(ends[name], []).append(name)
+        layer_ends = {
+            end for phases in (("forward",), ("backward", "update")) for _, _, end in layer_passes(program, phases)
+        }
         for name in first_at.pop(-1, []):
             self.alloc(name)
         self.actions.extend(Feed(tensor, "in") for tensor in program.feeds)
         copied = False
         for i, op in enumerate(program.ops):
             self.layer = op.layer
-            for name in in_at.get(i, []):
+            for name in sorted(in_at.get(i, []), key=lambda name: self.uses[name].backward_first or 0):
                 self.alloc(name)
                 self.actions.append(CopyIn(name, "in"))
                 copied = True
@@ -138,10 +184,10 @@ class _Builder:
             for name in leaving:
                 self.actions.append(CopyOut(name, self._host_place(name), "out"))
                 copied = True
-            if joins and copied and i + 1 in ends:
+            if joins and copied and i + 1 in layer_ends:
                 self.actions.append(Join())
                 copied = False
-            for name in leaving:
+            for name in gone_at.get(i, []):
                 self.free(name, "out")
             for name in last_at.get(i, []):
                 self.free(name, "compute")

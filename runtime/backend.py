@@ -33,6 +33,7 @@ class Caps:
         rates: of copies between the slabs.
         cost_source: where the times of `candidates` come from.
         measured_costs: whether `candidates` has run what it times; else a short run is measured before training.
+        poisons: whether a debug mode fills bytes that hold nothing with NaN, and finds writes to them.
         reserve_bytes: what the process holds on the device besides the slab: context, libraries, kernels.
     """
 
@@ -44,6 +45,7 @@ class Caps:
     rates: CopyRates
     cost_source: str
     measured_costs: bool = False
+    poisons: bool = False
     reserve_bytes: int = 0
 
 
@@ -80,11 +82,20 @@ class Backend(Protocol):
     def wait(self, event: int, stream: str) -> None:
         """Hold `stream` until the latest `record` of `event` is reached."""
 
+    def mark(self, stream: str) -> Any:
+        """A point of `stream` whose time `between_ms` tells after sync."""
+
+    def between_ms(self, first: Any, second: Any) -> float:
+        """ms from one mark to another, of any stream, when both have been synced; negative if `second` came before."""
+
     def feed(self, array: Any, value: NDArray[Any], stream: str) -> None:
         """Write `array` from host memory. `value` stays untouched until sync."""
 
     def fetch(self, array: Any, out: NDArray[Any], stream: str) -> None:
         """Read `array` into host memory `out`, valid after sync."""
+
+    def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
+        """These bytes belong to nobody: a debug mode checks that they still hold poison; sync raises, naming `what`."""
 
     def freed(self, offset: int, nbytes: int, stream: str) -> None:
         """These bytes hold nothing any more (a debug mode poisons them)."""
@@ -94,6 +105,9 @@ class Backend(Protocol):
 
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
         """The algorithms for `op` with their workspaces; times are estimates unless measured."""
+
+    def held_bytes(self) -> int:
+        """What the process holds on the device as the system sees it, slab included; 0 where only the slab counts."""
 
     def capture(self, body: Callable[[], None]) -> Replay | None:
         """Record what `body` does on the streams, without running it; None where the backend cannot."""

@@ -5,56 +5,34 @@
     tensors, state = load(path)
 
 A save writes a hidden sibling, forces it to disk and renames it, so that a kill at any moment leaves the checkpoints
-before it as they were; what a killed save left is removed by the next. state.json holds the SHA-256 of the tensor file.
+before it as they were; what a killed save left is removed by the next. state.json (vdnn.runtime.state_file) holds the
+SHA-256 of the tensor file and of itself.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shutil
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any
 
 from numpy.typing import NDArray
 
-from vdnn.errors import CheckpointError
+from vdnn.errors import CheckpointError, VdnnError
+from vdnn.runtime.state_file import STATE, State, Weights, read_state, write_state
 from vdnn.runtime.tensor_file import read_tensors, write_tensors
 
-FORMAT = 1
-WEIGHTS, STATE = "weights.safetensors", "state.json"
-_FOLDER = re.compile(r"step-(\d{8,})")
-_WRITING, _REPLACED = ".writing-", ".replaced-"
+__all__ = ["State", "check_tensors", "latest", "load", "load_state", "prune", "save", "set_aside"]
+
+WEIGHTS = "weights.safetensors"
+_FOLDER = re.compile(r"step-([0-9]{8,16})")
+_WRITING, _REPLACED, _ASIDE = ".writing-", ".replaced-", "aside-"
 
 Tensors = Mapping[str, NDArray[Any]]
-
-
-class State(TypedDict):
-    """What a run needs besides its tensors to go on; JSON values only.
-
-    network: its name. step: updates done. epoch: epochs completed. position: images of the current epoch already used.
-    seed: of weights, order and dropout. schedule: the schedule section of the configuration. algorithms: the chosen
-    algorithm by op. config: the whole configuration (Config.model_dump(mode="json")).
-    """
-
-    network: str
-    step: int
-    epoch: int
-    position: int
-    seed: int
-    schedule: dict[str, Any]
-    algorithms: dict[str, Any]
-    config: dict[str, Any]
-
-
-_KINDS: Mapping[str, type] = {
-    **dict.fromkeys(("network",), str),
-    **dict.fromkeys(("step", "epoch", "position", "seed"), int),
-    **dict.fromkeys(("schedule", "algorithms", "config"), dict),
-}
 
 
 def save(folder: Path, tensors: Tensors, state: State, keep: int) -> Path:
@@ -64,7 +42,7 @@ def save(folder: Path, tensors: Tensors, state: State, keep: int) -> Path:
         tensors: weights, momentum and statistics by tensor name, of a dtype in vdnn.runtime.tensor_file.DTYPES.
         keep: how many checkpoints to leave, this one included; 1 or more.
 
-    Raises CheckpointError if it cannot be written; the checkpoints before it are then untouched.
+    Raises VdnnError if it cannot be written; the checkpoints before it are then untouched.
     """
     name = f"step-{state['step']:08d}"
     final, writing = folder / name, folder / f"{_WRITING}{name}"
@@ -73,30 +51,53 @@ def save(folder: Path, tensors: Tensors, state: State, keep: int) -> Path:
         _clean(folder)
         writing.mkdir()
         digest, nbytes = write_tensors(writing / WEIGHTS, tensors)
-        data = {"format": FORMAT, "weights": {"sha256": digest, "nbytes": nbytes}, "state": state}
-        text = json.dumps(data, indent=1, allow_nan=False)
-        with (writing / STATE).open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
+        write_state(writing / STATE, state, digest, nbytes)
         _sync_folder(writing)
         if final.exists():  # a folder cannot be renamed over another that is not empty
             final.rename(folder / f"{_REPLACED}{name}")
         writing.rename(final)
         _sync_folder(folder)
-        others = [path for path in _complete(folder) if path.name != name]
-        for path in others[max(0, keep - 1) :]:
-            _remove(path)
+        prune(folder, keep, final)
         _clean(folder)
     except (OSError, TypeError, ValueError) as error:
         shutil.rmtree(writing, ignore_errors=True)
-        raise CheckpointError(f"checkpoint '{final}' cannot be written: {error}") from error
+        raise VdnnError(f"checkpoint '{final}' cannot be written: {error}") from error
     return final
 
 
-def latest(folder: Path) -> Path | None:
-    """The complete checkpoint of the highest step in `folder`; None if there is none."""
-    return next(iter(_complete(folder)), None)
+def prune(folder: Path, keep: int, spared: Path) -> None:
+    """Remove all checkpoints in `folder` but `spared` and the `keep` - 1 newest of the others."""
+    others = [path for path in _complete(folder).values() if path.name != spared.name]
+    for path in others[max(0, keep - 1) :]:
+        _remove(path)
+
+
+def set_aside(folder: Path, beyond: int) -> list[Path]:
+    """Rename all checkpoints in `folder` of steps after `beyond`, so that none is taken for the newest; the new paths.
+
+    Raises VdnnError if that cannot be.
+    """
+    moved: list[Path] = []
+    try:
+        if folder.is_dir():
+            _clean(folder)
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            match = _FOLDER.fullmatch(path.name)
+            if match and int(match[1]) > beyond:
+                numbers = (f"-{number}" if number > 1 else "" for number in count(1))
+                names = (folder / f"{_ASIDE}{path.name}{number}" for number in numbers)
+                moved.append(path.rename(next(name for name in names if not name.exists())))
+    except OSError as error:
+        raise VdnnError(
+            f"checkpoints in '{folder}' after step {beyond} cannot be set aside: {error.strerror}"
+        ) from error
+    return moved
+
+
+def latest(folder: Path, newest: int | None = None) -> Path | None:
+    """The complete checkpoint of the highest step in `folder`, `newest` at most; None if there is none."""
+    found = _complete(folder)
+    return next((path for step, path in found.items() if newest is None or step <= newest), None)
 
 
 def load(path: Path) -> tuple[dict[str, NDArray[Any]], State]:
@@ -107,6 +108,8 @@ def load(path: Path) -> tuple[dict[str, NDArray[Any]], State]:
     weights, state = _read_state(path)
     file = path / WEIGHTS
     try:
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            raise CheckpointError(f"checkpoint file '{file}' cannot be read: expected a regular file")
         with file.open("rb") as stream:
             found = os.fstat(stream.fileno()).st_size
             if found != weights["nbytes"]:
@@ -140,59 +143,56 @@ def check_tensors(path: Path, tensors: Tensors, expected: Mapping[str, tuple[int
             )
 
 
-def _read_state(path: Path) -> tuple[dict[str, Any], State]:
+def _read_state(path: Path) -> tuple[Weights, State]:
     file = path / STATE
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        weights, state = read_state(file)
     except FileNotFoundError as error:
         inside = latest(path)
         hint = f": the newest checkpoint in it is '{inside}'" if inside else ""
         raise CheckpointError(
             f"'{path}' is no checkpoint: expected a folder with {STATE} and {WEIGHTS}{hint}"
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"expected JSON, got: {error}"
-        raise CheckpointError(f"checkpoint file '{file}' cannot be read: {reason}") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        got = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise CheckpointError(f"checkpoint file '{file}': expected format {FORMAT}, got {got!r}")
-    weights, state = data.get("weights"), data.get("state")
-    kinds = {"sha256": str, "nbytes": int}
-    for section, name, fields in ((weights, "weights", kinds), (state, "state", _KINDS)):
-        for key, kind in fields.items():
-            value = section.get(key) if isinstance(section, dict) else None
-            if not isinstance(value, kind) or isinstance(value, bool):
-                got = type(value).__name__
-                raise CheckpointError(f"checkpoint file '{file}': expected {name}.{key} as {kind.__name__}, got {got}")
-    return cast(dict[str, Any], weights), cast(State, state)
+    named = _FOLDER.fullmatch(path.name.removeprefix(_REPLACED))
+    if named and int(named[1]) != state["step"]:
+        raise CheckpointError(
+            f"checkpoint file '{file}': expected state.step {int(named[1])}, for so its folder is named, "
+            f"got {state['step']}"
+        )
+    return weights, state
 
 
-def _complete(folder: Path) -> list[Path]:
-    """Checkpoints in `folder` that have both files in full length, highest step first.
+def _complete(folder: Path) -> dict[int, Path]:
+    """Checkpoints in `folder` that have both files in full length by step, the highest first.
 
     One that was being replaced by a save of the same step counts while its successor is not there.
     """
     found: dict[int, Path] = {}
-    for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
+    try:
+        names = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
+    except OSError as error:
+        raise CheckpointError(f"folder '{folder}' cannot be read: {error.strerror}") from error
+    for path in names:
         match = _FOLDER.fullmatch(path.name.removeprefix(_REPLACED))
         if match and _is_complete(path):
             found.setdefault(int(match[1]), path)
-    return [found[step] for step in sorted(found, reverse=True)]
+    return {step: found[step] for step in sorted(found, reverse=True)}
 
 
 def _is_complete(path: Path) -> bool:
     try:
         weights, _ = _read_state(path)
-        return (path / WEIGHTS).stat().st_size == int(weights["nbytes"])
+        return (path / WEIGHTS).stat().st_size == weights["nbytes"]
     except (CheckpointError, OSError):
         return False
 
 
 def _clean(folder: Path) -> None:
     """Remove what killed saves left; put back a checkpoint whose replacement never came."""
-    for path in folder.glob(f"{_WRITING}*"):
+    hidden = sorted(folder.iterdir())
+    for path in (path for path in hidden if path.name.startswith(_WRITING)):
         shutil.rmtree(path)
-    for path in folder.glob(f"{_REPLACED}*"):
+    for path in (path for path in hidden if path.name.startswith(_REPLACED)):
         final = folder / path.name.removeprefix(_REPLACED)
         if final.exists():
             shutil.rmtree(path)

@@ -9,7 +9,7 @@ The description of a field is what an error says was expected.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -52,10 +52,15 @@ def _bytes(value: Any) -> int:
     return parse_bytes(value)
 
 
-Whole = Annotated[int, Strict(), BeforeValidator(_whole)]
-Bytes = Annotated[int, BeforeValidator(_bytes), PlainSerializer(_plain_bytes, when_used="json-unless-none")]
+MOST_COUNT, MOST_NUMBER, MOST_RATE, MOST_BYTES = 10**12, 1e6, 1e38, 2**60
+"""Beyond these a number is a slip of the hand; up to them nothing overflows. Rates must fit into float32."""
 
-_ONE_OR_MORE = "a whole number of 1 or more"
+Whole = Annotated[int, Strict(), BeforeValidator(_whole)]
+Bytes = Annotated[
+    int, BeforeValidator(_bytes), Field(le=MOST_BYTES), PlainSerializer(_plain_bytes, when_used="json-unless-none")
+]
+
+_COUNT = "a whole number from 1 to 10^12"
 _BYTES = "an amount of bytes such as 12GiB, 12 GB or 12000000000, or null"
 
 
@@ -98,8 +103,8 @@ class DataConfig(Section):
     path: str | None = Field(
         default=None, min_length=1, description="a folder, or null for the packaged digits (mnist)"
     )
-    train_images: Whole = Field(default=1280, ge=1, le=10**9, description=f"{_ONE_OR_MORE}, at most 10^9")
-    test_images: Whole = Field(default=256, ge=1, le=10**9, description=f"{_ONE_OR_MORE}, at most 10^9")
+    train_images: Whole = Field(default=1280, ge=1, le=10**9, description="a whole number from 1 to 10^9")
+    test_images: Whole = Field(default=256, ge=1, le=10**9, description="a whole number from 1 to 10^9")
 
     @model_validator(mode="after")
     def _folder(self) -> DataConfig:
@@ -114,10 +119,10 @@ class TrainConfig(Section):
     `batch_size` is that of a whole step; `accumulate` cuts it into so many slices, run one after the other.
     """
 
-    epochs: Whole | None = Field(default=12, ge=1, description=f"{_ONE_OR_MORE}, or null")
-    iterations: Whole | None = Field(default=None, ge=1, description=f"{_ONE_OR_MORE}, or null")
-    batch_size: Whole = Field(default=64, ge=1, description=_ONE_OR_MORE)
-    accumulate: Whole = Field(default=1, ge=1, description=_ONE_OR_MORE)
+    epochs: Whole | None = Field(default=12, ge=1, le=MOST_COUNT, description=f"{_COUNT}, or null")
+    iterations: Whole | None = Field(default=None, ge=1, le=MOST_COUNT, description=f"{_COUNT}, or null")
+    batch_size: Whole = Field(default=64, ge=1, le=MOST_COUNT, description=_COUNT)
+    accumulate: Whole = Field(default=1, ge=1, le=MOST_COUNT, description=_COUNT)
     drop_last: bool = Field(default=False, description="true or false")
     seed: Whole = Field(default=0, ge=0, lt=2**63, description="a whole number from 0 to 2^63 - 1")
 
@@ -134,10 +139,10 @@ class OptimizerConfig(Section):
     """Stochastic gradient descent (see vdnn.layers.lower.Update)."""
 
     name: Literal["sgd"] = Field(default="sgd", description="sgd")
-    lr: float = Field(default=0.05, gt=0, description="a number above 0")
+    lr: float = Field(default=0.05, gt=0, le=MOST_RATE, description="a number above 0, at most 1e38")
     momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 up to, not including, 1")
     nesterov: bool = Field(default=False, description="true or false")
-    weight_decay: float = Field(default=0.0005, ge=0, description="a number of 0 or more")
+    weight_decay: float = Field(default=0.0005, ge=0, le=MOST_NUMBER, description="a number from 0 to 10^6")
     decay_bias_and_norm: bool = Field(default=True, description="true or false")
 
     @model_validator(mode="after")
@@ -163,13 +168,13 @@ class ScheduleConfig(Section):
     name: Literal["constant", "step", "multistep", "cosine", "poly"] = Field(
         default="constant", description="constant, step, multistep, cosine or poly"
     )
-    warmup_epochs: float = Field(default=0.0, ge=0, description="a number of 0 or more")
-    step_epochs: Whole = Field(default=30, ge=1, description=_ONE_OR_MORE)
-    gamma: float = Field(default=0.1, gt=0, description="a number above 0")
-    milestones: tuple[float, ...] = Field(
-        default=(), strict=False, description="a list of rising epoch numbers above 0"
+    warmup_epochs: float = Field(default=0.0, ge=0, le=MOST_NUMBER, description="a number from 0 to 10^6")
+    step_epochs: Whole = Field(default=30, ge=1, le=MOST_COUNT, description=_COUNT)
+    gamma: float = Field(default=0.1, gt=0, le=1, description="a number above 0, at most 1")
+    milestones: tuple[Annotated[float, Field(le=MOST_NUMBER)], ...] = Field(
+        default=(), strict=False, description="a list of rising epoch numbers above 0, at most 10^6"
     )
-    power: float = Field(default=1.0, gt=0, description="a number above 0")
+    power: float = Field(default=1.0, gt=0, le=MOST_NUMBER, description="a number above 0, at most 10^6")
     min_lr: float = Field(default=0.0, ge=0, description="a number of 0 or more")
 
     @model_validator(mode="after")
@@ -200,21 +205,27 @@ class MemoryConfig(Section):
 class EvaluateConfig(Section):
     """Evaluation on the test images; `batch_size: null` takes that of a training slice."""
 
-    every_epochs: Whole = Field(default=1, ge=0, description="a whole number of 0 (only at the end) or more")
-    batch_size: Whole | None = Field(default=None, ge=1, description=f"{_ONE_OR_MORE}, or null")
+    every_epochs: Whole = Field(
+        default=1, ge=0, le=MOST_COUNT, description="a whole number from 0 (only at the end) to 10^12"
+    )
+    batch_size: Whole | None = Field(default=None, ge=1, le=MOST_COUNT, description=f"{_COUNT}, or null")
 
 
 class CheckpointConfig(Section):
     """How often a checkpoint is written and how many are kept."""
 
-    every_epochs: Whole = Field(default=1, ge=0, description="a whole number of 0 (only at the end) or more")
-    keep: Whole = Field(default=2, ge=1, description=_ONE_OR_MORE)
+    every_epochs: Whole = Field(
+        default=1, ge=0, le=MOST_COUNT, description="a whole number from 0 (only at the end) to 10^12"
+    )
+    keep: Whole = Field(default=2, ge=1, le=MOST_COUNT, description=_COUNT)
 
 
 class DebugConfig(Section):
-    """Ways to find a fault in a plan or a backend (cpu only): NaN in freed bytes, streams in the worst order."""
+    """Ways to find a fault in a plan or a backend: NaN in freed bytes, slow copies (cuda), streams in the worst order
+    (cpu)."""
 
     poison: bool = Field(default=False, description="true or false")
+    copy_repeats: Whole = Field(default=1, ge=1, le=100, description="a whole number from 1 to 100")
     stream_order: tuple[Literal["compute", "out", "in"], ...] | None = Field(
         default=None, strict=False, description="null, or the streams compute, out and in in order of preference"
     )
@@ -281,14 +292,15 @@ class Config(Section):
         )
 
 
-def load_config(path_or_name: str, overrides: Sequence[str] = ()) -> Config:
+def load_config(path_or_name: str, overrides: Sequence[str] = (), texts: Mapping[str, str] | None = None) -> Config:
     """The Config in a file, or the packaged one of that name, with overrides; ConfigError where anything is wrong.
 
     Args:
         path_or_name: "lenet", or a path to a YAML file.
         overrides: "key.path=value" each, such as "optimizer.lr=1e-3"; later ones win.
+        texts: text by key path, such as {"output": "run #3"}, taken as it is after the overrides.
     """
-    data, places = read(path_or_name, overrides)
+    data, places = read(path_or_name, overrides, texts)
     try:
         config = Config.model_validate(data)
     except ValidationError as error:

@@ -9,7 +9,7 @@ except ValidationError as error:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, cast
 from pydantic import BaseModel, ValidationError
 
 from vdnn.errors import ConfigError
-from vdnn.runtime.yaml_lines import KeyPath, dotted, parse
+from vdnn.runtime.files import user_path
+from vdnn.runtime.yaml_lines import KeyPath, dotted, parse, shorten
 
 MAX_BYTES = 2**20
 """No configuration is as long as this; it keeps a mistaken path (a data file, a device) from being read whole."""
@@ -40,12 +41,15 @@ def packaged_configs() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
-def read(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Places]:
+def read(
+    path_or_name: str, overrides: Sequence[str] = (), texts: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], Places]:
     """The mapping in a file, with `overrides` put into it, and the place of every key.
 
     Args:
         path_or_name: a packaged name ("lenet"), or a path; what ends in .yaml or .yml or has a folder is a path.
         overrides: "key.path=value" each, the value in YAML. A mapping replaces a whole section.
+        texts: text by key path, which is not read as YAML and comes last.
     """
     file, text = _find(path_or_name)
     data, lines = parse(text, file)
@@ -55,7 +59,13 @@ def read(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[dict[str, An
         raise ConfigError(f"expected keys with values, got {show(data)}", file=file, line=lines[()])
     places = {path: Place(file, line) for path, line in lines.items()}
     for override in overrides:
-        _override(data, places, override)
+        key, equals, text = override.partition("=")
+        path, place = tuple(key.strip().split(".")), Place(f"-o {shorten(override)}", None)
+        if not equals or not all(path):
+            raise ConfigError(f"expected key.path=value, such as optimizer.lr=0.01, got '{shorten(override)}'")
+        _put(data, places, path, parse(text, place.file)[0], place)
+    for key, text in (texts or {}).items():
+        _put(data, places, tuple(key.split(".")), text, Place(f"-o {shorten(f'{key}={text}')}", None))
     return data, places
 
 
@@ -65,7 +75,7 @@ def _find(path_or_name: str) -> tuple[str, str]:
     if path_or_name in packaged:
         name = f"{path_or_name}.yaml"
         return name, _decode(files("vdnn.configs").joinpath(name).read_bytes(), name)
-    path = Path(path_or_name).expanduser()
+    path = user_path(path_or_name)
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
@@ -97,17 +107,17 @@ def _decode(raw: bytes, file: str) -> str:
         raise ConfigError(message, file=file) from error
 
 
-def _override(data: dict[str, Any], places: Places, override: str) -> None:
-    key, equals, text = override.partition("=")
-    path, place = tuple(key.strip().split(".")), Place(f"-o {override}", None)
-    if not equals or not all(path):
-        raise ConfigError(f"expected key.path=value, such as optimizer.lr=0.01, got '{override}'")
-    value, _ = parse(text, place.file)
+def _put(data: dict[str, Any], places: Places, path: tuple[str, ...], value: Any, place: Place) -> None:
+    """Set the value at `path`; sections on the way that are not there are made, and are then from `place` too."""
     target = data
     for depth, part in enumerate(path[:-1], start=1):
+        if part not in target:
+            places[path[:depth]] = place
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
-            raise ConfigError(f"{dotted(path[:depth])} has no keys of its own", file=place.file, key=key)
+            raise ConfigError(
+                f"{shorten(dotted(path[:depth]))} has no keys of its own", file=place.file, key=dotted(path)
+            )
     target[path[-1]] = value
     for old in [p for p in places if p[: len(path)] == path]:
         del places[old]
@@ -123,17 +133,18 @@ def explain(error: ValidationError, model: type[BaseModel], places: Places) -> C
     """The first of the errors as one line; unknown keys come first, for they often explain the others."""
     first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
     path: KeyPath = first["loc"]
+    name = shorten(dotted(path))
     known: tuple[str, ...] = ()
     if first["type"] == "extra_forbidden":
         known = tuple(_model_at(model, path[:-1]).model_fields)
-        message = f"unknown key '{dotted(path)}'{_where_else(model, path, known)}"
+        message = f"unknown key '{name}'{_where_else(model, path, known)}"
     elif first["type"] == "conflict":
         path = (*path, *first["ctx"]["key"].split("."))
         message = f"{dotted(path)}: {first['msg']}"
     elif first["type"] == "missing":
-        message = f"missing key '{dotted(path)}': expected {_expected(model, path)}"
+        message = f"missing key '{name}': expected {_expected(model, path)}"
     else:
-        message = f"{dotted(path)}: expected {_expected(model, path)}, got {show(first['input'])}"
+        message = f"{name}: expected {_expected(model, path)}, got {show(first['input'])}"
     place = place_of(path, places)
     return ConfigError(message, file=place.file, line=place.line, key=dotted(path), known=known)
 

@@ -48,6 +48,7 @@ def open_device(
     *,
     memory_limit: int | None = None,
     poison: bool = False,
+    copy_repeats: int = 1,
     order: tuple[str, ...] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Backend, str]:
@@ -56,7 +57,7 @@ def open_device(
     Args:
         profile: of the simulated machine.
         memory_limit: bytes that the process may hold on a GPU, for what is allocated before planning.
-        poison, order: debug options; an order of streams is for the cpu backend.
+        poison, copy_repeats, order: debug options; copies are repeated on a GPU, an order of streams is for the cpu.
         progress: told in words what takes long.
     """
     described = load_profile(profile or DEFAULT_PROFILE)  # a wrong name is an error on every device
@@ -68,7 +69,7 @@ def open_device(
     finding = driver.finding
     if driver.gpus:
         try:
-            backend = CudaBackend(memory_limit, poison=poison, progress=progress)
+            backend = CudaBackend(memory_limit, poison=poison, copy_repeats=copy_repeats, progress=progress)
             return backend, f"{device}: {driver.finding}"
         except BackendUnavailable as error:
             finding = f"{driver.finding}, but {error}"

@@ -9,7 +9,7 @@ It knows no policy, no layer kind and no device.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,21 @@ from vdnn.memory.pool import Pool
 from vdnn.runtime.backend import Backend, Replay
 
 Inspect = Callable[[Op, Mapping[str, Any]], None]
+
+
+class Observer(Protocol):
+    """Who follows a run step by step."""
+
+    def started(self, plan: Plan, program: Program) -> None:
+        """A run of `plan` begins; the streams are idle."""
+
+    def before(self, step: Step) -> None:
+        """`step` is about to be queued."""
+
+    def after(self, step: Step) -> None:
+        """`step` has been queued."""
+
+
 _NUMPY = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8, "int32": np.int32}
 
 
@@ -30,6 +45,9 @@ class Executor:
     Args:
         inspect: called after every launch, when it is complete, with the op and its arrays: for debugging.
         capture: from the second run on, let the backend replay the whole step if it can.
+
+    Attributes:
+        observer: if set, the next runs are not replayed and it follows them.
     """
 
     def __init__(
@@ -37,6 +55,7 @@ class Executor:
     ):
         self.backend, self.plan, self.program, self.inspect = backend, plan, program, inspect
         self._capture = capture and inspect is None
+        self.observer: Observer | None = None
         self._replay: Replay | None = None
         self._runs = 0
         # what another plan of the slab keeps, such as the gradients of a step in parts, this one may allocate
@@ -77,18 +96,29 @@ class Executor:
         if self._capture and self._runs > 1:  # the first run has made what a capture cannot: plans, events, modules
             self._capture = False
             self._replay = self.backend.capture(self._steps)
-        if self._replay is None:
-            self._steps()
+        if self._replay is None or self.observer is not None:
+            self._steps(self.observer)
             self.backend.sync()
+            if self.backend.caps.poisons:
+                free = self.plan.slab_bytes - self.plan.persistent_bytes
+                self.backend.guarded(self.plan.persistent_bytes, free, "free bytes after the step", "compute")
+                self.backend.sync()
             return self._fetched
         values = [feeds[step.tensor] for step in self.plan.steps if isinstance(step, Feed)]
         self._fetched = {step.tensor: self._empty(step.tensor) for step in self.plan.steps if isinstance(step, Fetch)}
         self._replay.run(values, list(self._fetched.values()))
         return self._fetched
 
-    def _steps(self) -> None:
+    def _steps(self, observer: Observer | None = None) -> None:
+        if observer is None:
+            for step in self.plan.steps:
+                self._run[type(step)](step)
+            return
+        observer.started(self.plan, self.program)
         for step in self.plan.steps:
+            observer.before(step)
             self._run[type(step)](step)
+            observer.after(step)
 
     def _empty(self, tensor: str) -> NDArray[Any]:
         spec = self.program.tensors[tensor]
@@ -99,6 +129,8 @@ class Executor:
 
     def _free(self, step: Free) -> None:
         offset, nbytes = self.pool.free(step.storage)
+        own = self.program.tensors[step.storage].nbytes
+        self.backend.guarded(offset + own, nbytes - own, f"behind '{step.storage}'", step.stream)
         self.backend.freed(offset, nbytes, step.stream)
 
     def _launch(self, step: Launch) -> None:

@@ -7,25 +7,65 @@ A hidden sibling is written and then renamed, so that a kill or a full disk neve
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
 
-from vdnn.errors import ConfigError
+from vdnn.errors import ConfigError, VdnnError
+
+PLACE_FAULTS = frozenset(
+    (
+        errno.EACCES,
+        errno.EINVAL,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    )
+)
+"""What the system says of a place that no file can be made in; all else (a full disk) is no fault of the name."""
+
+
+def is_place_fault(error: OSError) -> bool:
+    """Whether another path would help: exit code 2 rather than 1."""
+    return error.errno in PLACE_FAULTS
+
+
+def user_path(text: str) -> Path:
+    """A path as people write it, ~ included; ConfigError if nobody of that name has a home or it cannot be a path."""
+    if "\0" in text:
+        raise ConfigError(f"{text!r} is no path: it has a NUL character")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"path '{text}': there is no such user; write ./{text} for a folder of that name") from error
 
 
 def write_file(path: str | Path, content: bytes) -> None:
-    """Put `content` at `path`, over what is there; ConfigError if that cannot be."""
+    """Put `content` at `path`, over what is there.
+
+    Raises ConfigError for a place where no file can be, VdnnError for what the system refuses (a full disk).
+    """
     target = Path(path)
     part = target.with_name(f".{target.name}.part") if target.name else target
     try:
         if target.exists() and not target.is_file():  # a device or a pipe is written to, never replaced
             target.write_bytes(content)
             return
-        part.write_bytes(content)
-        os.replace(part, target)
+        try:
+            part.write_bytes(content)
+            os.replace(part, target)
+        except BaseException:  # a signal too
+            with suppress(OSError, ValueError):
+                part.unlink(missing_ok=True)
+            raise
     except (OSError, ValueError) as error:
-        with suppress(OSError, ValueError):
-            part.unlink(missing_ok=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"file '{target}' cannot be written: {reason}; choose another place for it") from error
+        message = f"file '{target}' cannot be written: {reason}"
+        if isinstance(error, OSError) and not is_place_fault(error):
+            raise VdnnError(message) from error
+        raise ConfigError(f"{message}; choose another place for it") from error

@@ -25,6 +25,8 @@ from vdnn.runtime.backend import Backend
 from vdnn.runtime.executor import Executor
 
 ROUNDS, WHOLE_ROUNDS = 3, 5
+RUNS = ROUNDS + 1 + WHOLE_ROUNDS
+"""Of a plan, to measure it."""
 
 
 def measure_costs(

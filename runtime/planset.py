@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from vdnn.errors import BudgetError
 from vdnn.layers.graph import Graph
 from vdnn.layers.lower import Update, lower
 from vdnn.layers.op import Program
@@ -116,6 +117,7 @@ def build_plans(
     shared = persistent_places(whole)
     plans: dict[Key, Planned] = {}
     notes: list[str] = []
+    refused: list[BudgetError] = []
     for key, program in programs.items():
         costs = costs_of(program)
         kept = (recorded or {}).get(f"{key[0]}/{key[1]}")
@@ -123,10 +125,16 @@ def build_plans(
             costs, lost = _only(costs, kept)
             notes += [f"{key[0]}/{key[1]}: {sentence}" for sentence in lost]
         name = policy if key[0] != "eval" else "dyn" if budget.algorithms == PERFORMANCE_OPTIMAL else "none"
-        decisions, plan = make_plan(program, costs, name, replace(budget, shared=shared))
+        try:
+            decisions, plan = make_plan(program, costs, name, replace(budget, shared=shared))
+        except BudgetError as error:
+            refused.append(error)  # the budget to name is that of the plan that needs most
+            continue
         planned = apply_decisions(program, decisions)
         verify(planned, plan)
         plans[key] = Planned(planned, decisions, plan, costs)
+    if refused:
+        raise max(refused, key=lambda error: error.smallest_bytes or error.needed_bytes)
     return PlanSet(plans, whole, tuple(notes))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ from vdnn.memory.decisions import Decisions
 from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, align
 from vdnn.memory.report import CATEGORIES, Report, category, make_report
 from vdnn.runtime.files import write_file
-from vdnn.units import GIB, MIB, format_bytes
+from vdnn.units import GIB, MIB, format_bytes, format_ms
 
 FORMATS = (".png", ".svg", ".pdf")
 DOTS_PER_INCH = 130
@@ -160,7 +161,7 @@ def _title(report: Report) -> str:
     kind = "simulated, " if times.startswith("modelled") else ""
     return (
         f"{report.network} ({report.mode}), batch size {report.batch_size}, policy {report.policy}: "
-        f"step {report.predicted_step_ms:,.1f} ms, {format_bytes(report.offloaded_bytes)} offloaded\n"
+        f"step {format_ms(report.predicted_step_ms)}, {format_bytes(report.offloaded_bytes)} offloaded\n"
         f"{kind}times {times}"
     )
 
@@ -173,8 +174,9 @@ def _draw_levels(axes: Axes, lines: Timeline, report: Report, scale: float) -> N
         above = below + lines.levels[name] / size
         axes.stairs(above, lines.edges / scale, baseline=below, fill=True, color=COLORS[name], linewidth=0)
         below = above
-    axes.axhline(report.device_peak_bytes / size, color="black", linewidth=1.2)
-    axes.axhline(report.ideal_peak_bytes / size, color=COLORS["ideal"], linewidth=1.2, linestyle=DASHES)
+    peaks = peak_lines(report)
+    for nbytes, _, color, style in peaks:
+        axes.axhline(nbytes / size, color=color, linewidth=1.2, linestyle=style)
     axes.set_ylim(0, highest / size * 1.12)
     axes.set_xlim(0, max(lines.edges[-1] / scale, 1e-9))
     axes.set_ylabel(f"live bytes on the device, {unit}")
@@ -194,17 +196,19 @@ def _draw_levels(axes: Axes, lines: Timeline, report: Report, scale: float) -> N
     handles: list[Patch | Line2D] = [
         Patch(color=COLORS[name], label=name.replace("_", " ")) for name in reversed(CATEGORIES)
     ]
-    handles += [
-        Line2D([], [], color="black", label=f"slab {format_bytes(report.device_peak_bytes)}"),
-        Line2D(
-            [],
-            [],
-            color=COLORS["ideal"],
-            linestyle=DASHES,
-            label=f"ideal peak {format_bytes(report.ideal_peak_bytes)}",
-        ),
-    ]
+    handles += [Line2D([], [], color=color, linestyle=style, label=label) for _, label, color, style in peaks]
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
+
+
+def peak_lines(report: Report) -> list[tuple[int, str, str, Any]]:
+    """Bytes, label, colour and style of the slab and of the ideal peak: one line where they are equal."""
+    slab, ideal = report.device_peak_bytes, report.ideal_peak_bytes
+    if slab == ideal:
+        return [(slab, f"slab = ideal peak\n{format_bytes(slab)}", "black", "-")]
+    return [
+        (slab, f"slab {format_bytes(slab)}", "black", "-"),
+        (ideal, f"ideal peak {format_bytes(ideal)}", COLORS["ideal"], DASHES),
+    ]
 
 
 def _draw_copies(axes: Axes, lines: Timeline, scale: float) -> None:

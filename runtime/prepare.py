@@ -28,6 +28,9 @@ from vdnn.runtime.optim import total_steps
 from vdnn.runtime.planset import Algorithms, Key, PlanSet, Recipe, build_plans, slice_sizes, step_parts
 from vdnn.units import format_bytes
 
+GUARD_BYTES = 256
+"""Behind every storage while freed bytes are poisoned."""
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -58,8 +61,8 @@ class Prepared:
     plans: PlanSet
 
     def report(self) -> Report:
-        """The report of the plan that most of the training runs; of an accumulated step its last part, with updates."""
-        planned = self.plans[self.steps.full[-1]]
+        """The report of the training step; of an accumulated one, of the part that needs most."""
+        planned = max((self.plans[key] for key in self.steps.full), key=lambda planned: planned.plan.slab_bytes)
         return make_report(planned.plan, planned.program, planned.decisions, planned.costs)
 
     def predicted_step_ms(self) -> float:
@@ -80,9 +83,10 @@ def backend_costs(backend: Backend, program: Program, deterministic: bool = Fals
     return CostTable(table, backend.caps.rates, backend.caps.cost_source)
 
 
-def make_budget(config: Config, backend: Backend) -> Budget:
-    """The limits of `config`; without one, what the device has."""
-    memory, reserve = config.memory, backend.caps.reserve_bytes
+def make_budget(config: Config, backend: Backend, reserve_bytes: int | None = None) -> Budget:
+    """The limits of `config`; without one, what the device has. What is held besides the slab is taken off."""
+    memory = config.memory
+    reserve = backend.caps.reserve_bytes if reserve_bytes is None else reserve_bytes
     limit = memory.limit if memory.limit is not None else backend.caps.memory_bytes
     if limit <= reserve:
         raise BudgetError(
@@ -100,6 +104,7 @@ def make_budget(config: Config, backend: Backend) -> Budget:
         memory.algorithms,
         memory.join,
         memory.prefetch_limit,
+        GUARD_BYTES if config.debug.poison else 0,
     )
 
 
@@ -128,13 +133,17 @@ def make_steps(config: Config, source: Source) -> Steps:
 
 
 def prepare(
-    config: Config, recorded: Algorithms | None = None, progress: Callable[[str], None] | None = None
+    config: Config,
+    recorded: Algorithms | None = None,
+    progress: Callable[[str], None] | None = None,
+    reserve_bytes: int | None = None,
 ) -> Prepared:
     """Everything before the first step.
 
     Args:
         recorded: algorithms chosen by the run that is being resumed.
         progress: told in words what takes long.
+        reserve_bytes: what the process was seen to hold besides the slab, where that is more than expected.
     """
     graph = build(config.network.name, **config.network.options)
     source = open_source(config.data, graph.input_shape, graph.classes, config.train.seed)
@@ -144,10 +153,11 @@ def prepare(
         config.profile,
         memory_limit=config.memory.limit,
         poison=config.debug.poison,
+        copy_repeats=config.debug.copy_repeats,
         order=order,
         progress=progress,
     )
-    budget = make_budget(config, backend)
+    budget = make_budget(config, backend, reserve_bytes)
     steps = make_steps(config, source)
     plans = build_plans(
         graph,

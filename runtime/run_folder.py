@@ -1,25 +1,34 @@
 """The folder of a run: resolved configuration, plan, metrics and checkpoints; never written over another run.
 
-folder = RunFolder.create("runs/lenet")        # or runs/lenet-2 if that is taken
-folder.metrics.write(step=63, epoch=1, split="train", loss=0.31)
+with RunFolder.create("runs/lenet") as folder:        # or runs/lenet-2 if there is one
+    folder.metrics.write(step=63, epoch=1, split="train", loss=0.31)
 """
 
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
+import os
 import re
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from vdnn.errors import CheckpointError, ConfigError
+from vdnn.errors import CheckpointError, ConfigError, VdnnError
 from vdnn.runtime.checkpoint import latest
-from vdnn.runtime.files import write_file
+from vdnn.runtime.files import is_place_fault, user_path, write_file
 
 CONFIG, PLAN, METRICS, CHECKPOINTS = "config.yaml", "plan.json", "metrics.csv", "checkpoints"
-COLUMNS = ("step", "epoch", "split", "loss", "accuracy", "lr", "images_per_s")
+COLUMNS = ("step", "epoch", "split", "loss", "accuracy", "lr", "images", "images_per_s")
+"""Loss and accuracy are means over `images`: of a train row, those since the epoch began or the run was resumed."""
+SPLITS = ("train", "test")
+_STEP = re.compile(r"[0-9]{1,16}")
 
 
 class Metrics:
@@ -31,17 +40,13 @@ class Metrics:
 
     def start(self, resumed_step: int | None = None) -> None:
         """Write the header; on resume keep the rows up to that step, so that none appears twice."""
-        rows: list[dict[str, str]] = []
-        if resumed_step is not None and self.path.is_file():
-            whole, _, _ = self.path.read_text(encoding="utf-8").rpartition("\n")  # a kill may have cut the last row
-            found = csv.DictReader(io.StringIO(whole))
-            rows = [row for row in found if _whole(row.get("step")) <= resumed_step]
+        rows = [] if resumed_step is None else [row for row in self._rows() if int(row["step"]) <= resumed_step]
         self._written = {(int(row["step"]), row["split"]) for row in rows}
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        write_file(self.path, text.getvalue().encode())
+        _write(self.path, text.getvalue())
 
     def write(self, *, step: int, split: str, **values: Any) -> None:
         """Append one row unless there is one of this step and split; columns not given stay empty."""
@@ -56,51 +61,100 @@ class Metrics:
         """Whether a row of this step and split is there."""
         return (step, split) in self._written
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is no row."""
+        return not self._written
 
-def _whole(text: str | None) -> int:
-    return int(text) if text and text.isdigit() else 2**62
+    def on_disk(self, step: int, split: str) -> bool:
+        """Whether an earlier run has left a row of this step and split."""
+        return any(int(row["step"]) == step and row["split"] == split for row in self._rows())
+
+    def _rows(self) -> list[dict[str, str]]:
+        """Whole rows on disk; a kill may have cut the last one."""
+        if not self.path.is_file():
+            return []
+        whole, _, _ = self.path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+        rows: list[dict[str, str]] = []
+        found = csv.DictReader(io.StringIO(whole))
+        with suppress(csv.Error):  # a quote that is never closed: what comes after it is lost
+            rows.extend(row for row in found if _STEP.fullmatch(row.get("step") or "") and row.get("split") in SPLITS)
+        return rows
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file of the run; what goes wrong during a run is no fault of the command line, whatever it is."""
+    try:
+        write_file(path, text.encode())
+    except ConfigError as error:
+        raise VdnnError(f"the run cannot go on: {error}") from error
 
 
 class RunFolder:
-    """Paths of one run."""
+    """Paths of one run, which only one process writes to at a time."""
 
     def __init__(self, path: Path):
         self.path = path
         self.checkpoints = path / CHECKPOINTS
         self.metrics = Metrics(path / METRICS)
+        self._made: list[Path] = []
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """After an error remove the folder of a run that has nothing to show; a user who stops it wants no rows."""
+        if error is not None and (self.metrics.empty or isinstance(error, KeyboardInterrupt)):
+            self.discard()
+        self.release()
 
     @classmethod
     def create(cls, wanted: str) -> RunFolder:
-        """A new folder at `wanted`, or `wanted`-2, -3, ... if it holds something; ConfigError if that fails."""
-        number = 1
-        while True:
-            path = Path(wanted if number == 1 else f"{wanted}-{number}")
-            try:
-                path.mkdir(parents=True, exist_ok=False)
-                return cls(path)
-            except FileExistsError:
-                if not path.is_dir():
-                    raise ConfigError(
-                        f"output '{path}' is a file; choose a folder with --output", key="output"
-                    ) from None
-                if not any(path.iterdir()):
-                    return cls(path)
-                number += 1
-            except OSError as error:
-                raise ConfigError(
-                    f"output folder '{path}' cannot be made: {error.strerror}; choose another with --output",
-                    key="output",
-                ) from error
+        """A new, claimed folder at `wanted`, or `wanted`-2, -3, ... if that is there; ConfigError if that fails."""
+        base = _base(wanted)
+        made: list[Path] = []
+        path = base
+        try:
+            for parent in reversed(base.parents):
+                if not parent.is_dir():
+                    with suppress(FileExistsError):  # another run may have made it meanwhile
+                        parent.mkdir()
+                        made.append(parent)
+            for path in (base if number == 1 else base.with_name(f"{base.name}-{number}") for number in count(1)):
+                try:
+                    path.mkdir()  # making it is what makes it ours: a folder that is there is another's, even if empty
+                    break
+                except FileExistsError:
+                    if not path.is_dir():
+                        raise ConfigError(
+                            f"output '{path}' is a file; choose a folder with --output", key="output"
+                        ) from None
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            message = f"output folder '{path}' cannot be made: {reason}"
+            if isinstance(error, OSError) and not is_place_fault(error):
+                raise VdnnError(message) from error
+            raise ConfigError(f"{message}; choose another with --output", key="output") from error
+        folder = cls(path)
+        folder._made = [*made, path]
+        folder.claim()
+        return folder
 
     @classmethod
     def find_checkpoint(cls, resume: str, wanted: str) -> Path:
         """The checkpoint that --resume means: a path, or with "auto" the newest of the runs at `wanted`, `wanted`-2."""
         if resume != "auto":
-            path = Path(resume)
+            path = user_path(resume)
             return latest(path / CHECKPOINTS) or latest(path) or path
-        base = Path(wanted)
+        base = _base(wanted)
         pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
-        runs = [p for p in base.parent.glob(f"{base.name}*") if pattern.fullmatch(p.name)]
+        try:
+            runs = [p for p in base.parent.iterdir() if pattern.fullmatch(p.name)] if base.parent.is_dir() else []
+        except OSError as error:
+            raise CheckpointError(f"folder '{base.parent}' cannot be read: {error.strerror}") from error
         found = [c for c in (latest(run / CHECKPOINTS) for run in runs) if c is not None]
         if not found:
             raise CheckpointError(
@@ -110,14 +164,60 @@ class RunFolder:
         return max(found, key=lambda path: path.stat().st_mtime)
 
     @classmethod
-    def of_checkpoint(cls, checkpoint: Path) -> RunFolder:
-        """The run that a checkpoint belongs to."""
-        return cls(checkpoint.parent.parent if checkpoint.parent.name == CHECKPOINTS else checkpoint.parent)
+    def of_checkpoint(cls, checkpoint: Path) -> RunFolder | None:
+        """The run that a checkpoint belongs to, claimed; None if it lies in no run's folder."""
+        for path in (checkpoint, checkpoint.resolve()):
+            run = path.parent.parent
+            if path.parent.name == CHECKPOINTS and all((run / name).is_file() for name in (CONFIG, PLAN)):
+                folder = cls(run)
+                folder.claim()
+                return folder
+        return None
+
+    def claim(self) -> None:
+        """Keep other processes from writing here until `release`; CheckpointError if one does already."""
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(handle)
+            raise CheckpointError(
+                f"run folder '{self.path}' is in use by another process: wait for its end, or start a run of its own "
+                "without --resume"
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        self._lock = handle
+
+    def release(self) -> None:
+        """Let others write here."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def discard(self) -> None:
+        """Remove what this process made, if it has no checkpoint: a run that did not get anywhere leaves no trace."""
+        if not self._made or latest(self.checkpoints) is not None:
+            return
+        with suppress(OSError):
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            for name in (CONFIG, PLAN, METRICS):
+                (self.path / name).unlink(missing_ok=True)
+            for path in reversed(self._made):
+                path.rmdir()
 
     def write(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""
-        write_file(self.path / name, text.encode())
+        _write(self.path / name, text)
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """Write JSON whole or not at all."""
         self.write(name, json.dumps(data, indent=1))
+
+
+def _base(wanted: str) -> Path:
+    """The folder that is meant, without slashes at the end, so that "run/" and "run" are one; it must have a name."""
+    path = user_path(wanted)
+    if path.name in ("", ".."):
+        raise ConfigError(f"output '{wanted}' names no new folder; give it a name with --output", key="output")
+    return path

@@ -12,30 +12,36 @@ from numpy.typing import NDArray
 
 from vdnn.layers.lower import IMAGES, LABELS, STEP
 from vdnn.runtime.backends.simulated import SimulatedBackend
-from vdnn.runtime.executor import Executor
+from vdnn.runtime.executor import Executor, Observer
+from vdnn.runtime.forecast import run_ms
 from vdnn.runtime.planset import Key
 from vdnn.runtime.prepare import Prepared
 from vdnn.runtime.step import new_step
+from vdnn.units import format_ms
 
 
-def simulated_run(prepared: Prepared) -> str:
-    """Execute a full step and an evaluation batch; what they and the whole run would take, in a sentence."""
+def simulated_run(prepared: Prepared, observer: Observer | None = None) -> str:
+    """Execute a full step and an evaluation batch; what they and the whole run would take, in a sentence.
+
+    Args:
+        observer: follows the plans of the step.
+    """
     backend = prepared.backend
     assert isinstance(backend, SimulatedBackend)
     backend.open(prepared.plans.slab_bytes, prepared.plans.host_bytes)
-    step_ms = sum(_run(prepared, key) for key in prepared.steps.full)
+    step_ms = sum(_run(prepared, key, observer) for key in prepared.steps.full)
     evaluation_ms = _run(prepared, prepared.steps.evaluation[0])
     backend.close()
     images = sum(key[1] for key in prepared.steps.full)
-    hours = step_ms * prepared.steps.total / 3.6e6
     return (
-        f"simulated ({backend.caps.cost_source}): {step_ms:,.1f} ms per step of {images} images "
-        f"({images / step_ms * 1000:,.1f} images/s), {prepared.steps.total} steps about {hours:,.2f} hours; "
-        f"{evaluation_ms:,.1f} ms per evaluation batch. No data was computed, so there are no weights and no losses"
+        f"simulated ({backend.caps.cost_source}): {format_ms(step_ms)} per step of {images} images "
+        f"({images / step_ms * 1000:,.1f} images/s), {format_ms(evaluation_ms)} per evaluation batch, "
+        f"{prepared.steps.total} steps with their evaluations about {format_ms(run_ms(prepared, step_ms))}. No data "
+        "was computed, so there are no weights and no losses, and no run folder is written"
     )
 
 
-def _run(prepared: Prepared, key: Key) -> float:
+def _run(prepared: Prepared, key: Key, observer: Observer | None = None) -> float:
     backend, planned = prepared.backend, prepared.plans[key]
     assert isinstance(backend, SimulatedBackend)
     before = backend.elapsed_ms
@@ -45,5 +51,7 @@ def _run(prepared: Prepared, key: Key) -> float:
         LABELS: np.zeros(tensors[LABELS].shape, np.int32),
         STEP: new_step(0.0, 1.0, 0, 0),
     }
-    Executor(backend, planned.plan, planned.program).run(feeds)
+    executor = Executor(backend, planned.plan, planned.program)
+    executor.observer = observer
+    executor.run(feeds)
     return backend.elapsed_ms - before

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -21,24 +22,22 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from vdnn.errors import NotFiniteError, VdnnError
+from vdnn.errors import CheckpointError, NotFiniteError, VdnnError
 from vdnn.layers.lower import IMAGES, LABELS, STEP
 from vdnn.layers.op import Op
-from vdnn.memory.clock import simulate
 from vdnn.memory.pool import Pool
-from vdnn.runtime.checkpoint import State, check_tensors, latest, load, save
+from vdnn.runtime.checkpoint import State, check_tensors, latest, load, prune, save, set_aside
 from vdnn.runtime.data import batches, epoch_order
-from vdnn.runtime.executor import Executor
+from vdnn.runtime.executor import Executor, Observer
+from vdnn.runtime.forecast import SILENT_MS, evaluation_ms
 from vdnn.runtime.init import init_parameters
-from vdnn.runtime.measure import measure_costs
 from vdnn.runtime.optim import learning_rate
 from vdnn.runtime.planset import Key, slice_sizes
 from vdnn.runtime.prepare import Prepared
+from vdnn.runtime.rehearsal import predict, rehearse
 from vdnn.runtime.run_folder import RunFolder
 from vdnn.runtime.step import STEP_DTYPE, new_step
-
-MEASURE_BELOW_MS = 3000.0
-"""Steps expected to be shorter than this are measured before training, a few runs long, for the prediction."""
+from vdnn.units import format_ms
 
 
 class Interrupted(VdnnError):
@@ -97,11 +96,15 @@ class Trainer:
         prepared: see vdnn.runtime.prepare.
         folder: where metrics and checkpoints go.
         listener: told what happens.
+
+    Attributes:
+        observer: follows the plans of the next training steps, which then run uncaptured.
     """
 
     def __init__(self, prepared: Prepared, folder: RunFolder, listener: Listener):
         self.prepared, self.folder, self.listener = prepared, folder, listener
         self.config, self.backend = prepared.config, prepared.backend
+        self.observer: Observer | None = None
         self.step = 0
         self.predicted_step_ms, self.predicted_from = prepared.predicted_step_ms(), prepared.backend.caps.cost_source
         self._executors: dict[Key, Executor] = {}
@@ -119,11 +122,19 @@ class Trainer:
     def resume(self, checkpoint: Path) -> None:
         """Take the memory and continue from `checkpoint` as if nothing had happened."""
         tensors, state = load(checkpoint)
+        if state["network"] != self.prepared.graph.name:
+            raise CheckpointError(
+                f"checkpoint '{checkpoint}': expected state.network {self.prepared.graph.name}, got {state['network']}"
+            )
         expected = {name: spec.shape for name, spec in self._persistent().items()}
         check_tensors(checkpoint, tensors, expected)
         self._open()
         self._write(tensors)
         self.step = state["step"]
+        for path in set_aside(self.folder.checkpoints, self.step):
+            self.listener.note(
+                f"note: a checkpoint from after step {self.step}, where this run goes on, is now '{path}'"
+            )
         self.folder.metrics.start(self.step)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
@@ -135,8 +146,10 @@ class Trainer:
         self.backend.sync()
         return found
 
-    def checkpoint(self) -> Path:
-        """Write a checkpoint of the present state."""
+    def checkpoint(self, spare: int = 0) -> Path:
+        """Write a checkpoint of the present state and leave `spare` more than are kept; NotFiniteError before a NaN."""
+        tensors = self.tensors()
+        self._check_finite(tensors)
         per_epoch = self.prepared.steps.per_epoch
         done = self.step % per_epoch
         state = State(
@@ -149,7 +162,7 @@ class Trainer:
             algorithms=dict(self.prepared.plans.algorithms()),
             config=self.config.model_dump(mode="json"),
         )
-        return save(self.folder.checkpoints, self.tensors(), state, self.config.checkpoint.keep)
+        return save(self.folder.checkpoints, tensors, state, self.config.checkpoint.keep + spare)
 
     # ---- the run
 
@@ -213,12 +226,21 @@ class Trainer:
         """Checkpoint first, then evaluate, so that a kill during evaluation loses no training."""
         steps = self.prepared.steps
         epoch, last = self.step // steps.per_epoch, self.step == steps.total
-        if not resumed and (last or _due(self.config.checkpoint.every_epochs, epoch)):
-            self.checkpoint()
         due = last or _due(self.config.evaluate.every_epochs, epoch)
-        if due and not (resumed and self.folder.metrics.has(self.step, "test")):
-            return self._evaluate_and_tell()
-        return float("nan"), float("nan")
+        written: Path | None = None
+        if not resumed and (last or _due(self.config.checkpoint.every_epochs, epoch)):
+            written = self.checkpoint(spare=int(due))
+        if not due or (resumed and self.folder.metrics.has(self.step, "test")):
+            return float("nan"), float("nan")
+        try:
+            result = self._evaluate_and_tell()
+        except NotFiniteError:  # its weights are finite, but a network that cannot be evaluated is not to go on from
+            if written:
+                set_aside(self.folder.checkpoints, self.step - 1)
+            raise
+        if written:
+            prune(self.folder.checkpoints, self.config.checkpoint.keep, written)
+        return result
 
     def train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int32], lr: float) -> tuple[float, float]:
         """One step over all of its parts; mean loss and share of right first choices."""
@@ -230,10 +252,11 @@ class Trainer:
             record = new_step(lr, 1 / len(images), self.step, self.config.train.seed, start)
             feeds: dict[str, NDArray[Any]] = {IMAGES: images[start:end], LABELS: labels[start:end], STEP: record}
             executor = self._executor(key)
+            executor.observer = self.observer
             fetched = executor.run(feeds)
             part = float(np.sum(fetched[executor.program.loss], dtype=np.float64))
             if not isfinite(part) or fetched[STEP].view(STEP_DTYPE)["not_finite"][0]:
-                raise self._diagnose(executor, feeds, lr)
+                raise self._diagnose(executor, feeds, f"step {self.step}", f"{lr:g}", self.step)
             losses += part
             correct += int(np.sum(fetched[executor.program.correct]))
             start = end
@@ -253,17 +276,25 @@ class Trainer:
                 STEP: new_step(0.0, 1.0, self.step, self.config.train.seed),
             }
             fetched = executor.run(feeds)
-            losses += float(np.sum(fetched[executor.program.loss], dtype=np.float64))
+            part = float(np.sum(fetched[executor.program.loss], dtype=np.float64))
+            if not isfinite(part):
+                moment = f"evaluation after step {self.step}"
+                raise self._diagnose(executor, feeds, moment, self._rate_words(), self.step - 1)
+            losses += part
             correct += int(np.sum(fetched[executor.program.correct]))
             start += size
             self._stop_if_asked()
         return losses / len(split), correct / len(split)
 
     def _evaluate_and_tell(self) -> tuple[float, float]:
+        images = len(self.prepared.source.test)
+        expected_ms = evaluation_ms(self.prepared) * self.predicted_step_ms / self.prepared.predicted_step_ms()
+        if expected_ms > SILENT_MS:
+            self.listener.note(f"evaluating {images:,} images: about {format_ms(expected_ms)}")
         loss, accuracy = self.evaluate()
-        epoch = self.step // self.prepared.steps.per_epoch
+        epoch = -(-self.step // self.prepared.steps.per_epoch)  # that in which training is, from 1
         self.folder.metrics.write(
-            step=self.step, epoch=epoch, split="test", loss=f"{loss:.6f}", accuracy=f"{accuracy:.6f}"
+            step=self.step, epoch=epoch, split="test", loss=f"{loss:.6f}", accuracy=f"{accuracy:.6f}", images=images
         )
         self.listener.evaluated(self.step, epoch, loss, accuracy)
         return loss, accuracy
@@ -274,13 +305,18 @@ class Trainer:
         if self._signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt  # asked twice: do not wait for the step
         self._signal = number
-        self.listener.note(f"{signal.Signals(number).name} received: finishing this step, then writing a checkpoint")
+        with suppress(RuntimeError):  # in the middle of a line that is being printed no other can be
+            self.listener.note(
+                f"{signal.Signals(number).name} received: finishing this step, then writing a checkpoint"
+            )
 
     def _stop_if_asked(self) -> None:
         if self._signal is not None:
             raise Interrupted(self._signal, self.checkpoint())
 
-    def _diagnose(self, executor: Executor, feeds: Mapping[str, NDArray[Any]], lr: float) -> NotFiniteError:
+    def _diagnose(
+        self, executor: Executor, feeds: Mapping[str, NDArray[Any]], moment: str, rate: str, newest: int
+    ) -> NotFiniteError:
         """Run the part again, op by op, to name the first layer whose output is not finite."""
         found: list[Op] = []
 
@@ -291,35 +327,38 @@ class Trainer:
                 found.append(op)
 
         Executor(self.backend, executor.plan, executor.program, inspect=look).run(feeds)
-        kept = latest(self.folder.checkpoints)
-        saved = f"The last checkpoint, '{kept}', is from before it" if kept else "No checkpoint was written before it"
         place = f"first in layer '{found[0].layer}' (op '{found[0].name}')" if found else "in a weight gradient"
-        return NotFiniteError(
-            f"step {self.step}: NaN or infinity {place}; learning rate {lr:g}: lower it (--lr) or add a warm-up. "
-            f"{saved}"
-        )
+        return self._not_finite(f"{moment}: NaN or infinity {place}", rate, newest)
+
+    def _check_finite(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """NotFiniteError if an update has overflowed: such weights are never written."""
+        for name, array in tensors.items():
+            if not np.isfinite(array).all():
+                program = self.prepared.plans[self.prepared.steps.full[-1]].program
+                writer = next((op for op in program.ops if name in op.writes.values()), None)
+                layer = f" (layer '{writer.layer}')" if writer else ""
+                what = f"update of step {self.step - 1}: NaN or infinity in tensor '{name}'{layer}"
+                raise self._not_finite(what, self._rate_words(), self.step - 1)
+
+    def _rate_words(self) -> str:
+        steps, last = self.prepared.steps, max(0, self.step - 1)
+        base = self.config.optimizer.lr
+        return f"{learning_rate(self.config.schedule, base, last, steps.per_epoch, steps.total):g}"
+
+    def _not_finite(self, what: str, rate: str, newest: int) -> NotFiniteError:
+        """The error; a checkpoint up to step `newest` is from before the fault."""
+        kept = latest(self.folder.checkpoints, newest)
+        saved = f"The last checkpoint, '{kept}', is from before it" if kept else "No checkpoint was written before it"
+        return NotFiniteError(f"{what}; learning rate {rate}: lower it (--lr) or add a warm-up. {saved}")
 
     # ---- memory
 
     def _open(self) -> None:
-        plans = self.prepared.plans
-        self.backend.open(plans.slab_bytes, plans.host_bytes)
-        if not self.backend.caps.measured_costs and self.predicted_step_ms < MEASURE_BELOW_MS:
-            self._measure()
-
-    def _measure(self) -> None:
-        total = 0.0
-        for key in self.prepared.steps.full:
-            planned = self.prepared.plans[key]
-            feeds = {
-                name: np.zeros(planned.program.tensors[name].shape, dtype)
-                for name, dtype in ((IMAGES, np.uint8), (LABELS, np.int32))
-            }
-            feeds[STEP] = new_step(0.0, 0.0, 0, 0)
-            costs = measure_costs(self.backend, planned.plan, planned.program, feeds, planned.costs)
-            total += simulate(planned.plan, planned.program, costs).total_ms
-            self.predicted_from = costs.source
-        self.predicted_step_ms = total
+        plans, backend = self.prepared.plans, self.backend
+        backend.open(plans.slab_bytes, plans.host_bytes)
+        if backend.caps.reserve_bytes:
+            rehearse(self.prepared, self._executor)
+        self.predicted_step_ms, self.predicted_from = predict(self.prepared, self.listener.note)
 
     def _persistent(self) -> dict[str, Any]:
         """Specs of what a checkpoint holds: weights, momentum, statistics."""

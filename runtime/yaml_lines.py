@@ -18,6 +18,8 @@ from vdnn.errors import ConfigError
 KeyPath = tuple[str | int, ...]
 """Keys and list positions from the top of a document: ("schedule", "milestones", 0)."""
 
+MOST_SHOWN = 60
+"""Characters of a key or value that a message shows."""
 _PREFIX = "tag:yaml.org,2002:"
 _DIGITS = r"[0-9]+(?:_[0-9]+)*"
 _SCALARS = {
@@ -29,6 +31,8 @@ _SCALARS = {
 }
 """What an unquoted scalar is, first match first; anything else is text. YAML 1.1, which PyYAML follows, would read 1e-3
 as text, on and off as truth values, 010 as eight and 1:30 as ninety."""
+
+_COLLECTIONS = {yaml.MappingNode: "map", yaml.SequenceNode: "seq"}
 
 
 class _Loader(yaml.SafeLoader):
@@ -85,6 +89,9 @@ class _Builder:
         if id(node) in self._seen:
             raise self._error("an alias (*name) is not supported: write the value out", line, path)
         self._seen.add(id(node))
+        kind = node.tag.removeprefix(_PREFIX)
+        if isinstance(node, yaml.CollectionNode) and kind != _COLLECTIONS[type(node)]:
+            raise self._error(f"a tag ({shorten(node.tag)}) is not supported here: remove it", line, path)
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
@@ -97,11 +104,11 @@ class _Builder:
             line = key_node.start_mark.line + 1
             if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != _PREFIX + "str":
                 shown = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
-                raise self._error(f"expected a word as key, got {shown}", line, path)
+                raise self._error(f"expected a word as key, got {shorten(shown)}", line, path)
             key = (*path, key_node.value)
             if key_node.value in result:
                 first = self.lines[key]
-                raise self._error(f"key '{dotted(key)}' is given twice, first on line {first}", line, key)
+                raise self._error(f"key '{shorten(dotted(key))}' is given twice, first on line {first}", line, key)
             self.lines[key] = line
             result[key_node.value] = self.value(value_node, key)
         return result
@@ -112,7 +119,7 @@ class _Builder:
         if kind == "str":
             return text
         if kind not in _SCALARS or not re.fullmatch(_SCALARS[kind], text):
-            raise self._error(f"expected plain text or a number, got {node.tag} {_short(text)!r}", line, path)
+            raise self._error(f"expected plain text or a number, got {shorten(node.tag)} {shorten(text)!r}", line, path)
         try:
             match kind:
                 case "null":
@@ -124,7 +131,7 @@ class _Builder:
                 case _:
                     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         except ValueError as error:  # Python refuses whole numbers of thousands of digits
-            raise self._error(f"expected a number of usual size, got {_short(text)}", line, path) from error
+            raise self._error(f"expected a number of usual size, got {shorten(text)}", line, path) from error
 
     def _error(self, message: str, line: int, path: KeyPath) -> ConfigError:
         return ConfigError(message, file=self.file, line=line, key=dotted(path) or None)
@@ -135,5 +142,7 @@ def dotted(path: KeyPath) -> str:
     return ".".join(map(str, path))
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:40]}... ({len(text)} characters)"
+def shorten(text: str) -> str:
+    """`text` for a message: on one line, and not much longer than a line has room for."""
+    plain = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: MOST_SHOWN + 1])
+    return plain if len(text) <= MOST_SHOWN else f"{plain[:MOST_SHOWN]}... ({len(text)} characters)"

@@ -1,6 +1,7 @@
-"""Bytes as people write them, in both directions.
+"""Bytes as people write them, in both directions, and times as people read them.
 
 parse_bytes("12GiB") == 12 * 2**30; parse_bytes("12 GB") == 12 * 10**9; format_bytes(1536) == "1.5 KiB"
+exact_bytes(1536) == "1.5 KiB (1,536 bytes)"; format_ms(90.0) == "90.0 ms"; format_ms(9e6) == "2.50 h"
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ _UNITS = {
     **{f"{p}b": 1000**i for i, p in enumerate("kmgt", start=1)},
     **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", start=1)},
 }
+_TIMES = (("ms", 1.0, 999.5), ("s", 1e3, 119.95), ("min", 60e3, 119.95), ("h", 3.6e6, float("inf")))
+"""Unit, ms in it, and up to how many of them are said in it."""
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+]?[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -44,3 +47,18 @@ def format_bytes(count: int | float) -> str:
     if unit == "B":
         return f"{int(size)} B"
     return f"{size:,.1f} {unit}" if abs(size) < 1000 else f"{size:,.0f} {unit}"
+
+
+def exact_bytes(count: int) -> str:
+    """Bytes rounded and to the byte: 1610612737 → "1.5 GiB (1,610,612,737 bytes)"; below 1 KiB once."""
+    return f"{format_bytes(count)} ({count:,} bytes)" if abs(count) >= KIB else format_bytes(count)
+
+
+def format_ms(time_ms: float) -> str:
+    """A time of `time_ms` milliseconds in ms, s, min or h by its size, with three significant digits."""
+    unit, scale = next((unit, scale) for unit, scale, most in _TIMES if not abs(time_ms) / scale > most)
+    value = time_ms / scale
+    digits = next(
+        (digits for least, digits in ((99.95, 0), (9.995, 1), (0.9995, 2)) if abs(value) >= least), 3 if value else 0
+    )
+    return f"{value:,.{digits}f} {unit}"

@@ -23,6 +23,7 @@ from vdnn.layers import Conv, Flatten, Graph, Linear, Op, Program, SoftmaxLoss, 
 from vdnn.memory.plan import STREAMS
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.backends.cpu import CpuBackend
+from vdnn.runtime.backends.cuda.backend import CudaBackend
 from vdnn.runtime.backends.simulated import SimulatedBackend
 from vdnn.runtime.profile import load_profile
 
@@ -33,7 +34,14 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "cpu, threads": CpuBackend,
     **{f"cpu, {' before '.join(order)}": lambda order=order: CpuBackend(order=order) for order in ORDERS},
     "simulated": lambda: SimulatedBackend(load_profile("titan-x-maxwell")),
+    "cuda": CudaBackend,
 }
+ROWS = [
+    pytest.param(make, id=name, marks=[pytest.mark.gpu] if name == "cuda" else []) for name, make in BACKENDS.items()
+]
+"""The backends as parameters of a test."""
+TICK_MS = 0.001
+"""No finer does any backend tell times apart."""
 
 Call = tuple[Any, ...]
 
@@ -61,6 +69,11 @@ class Numbers(NamedTuple):
         return cls(spec, backend.view(spec, spec, slot * SLOT_BYTES))
 
 
+def copy_op(x: str, y: str) -> Op:
+    """y = x."""
+    return Op("cat.copy0", "copy.forward", "cat", "forward", {"x": x}, {"y": y})
+
+
 def play(backend: Backend, calls: Sequence[Call]) -> dict[str, NDArray[np.float32]]:
     """Make `calls` and sync; returns what was fetched.
 
@@ -74,8 +87,7 @@ def play(backend: Backend, calls: Sequence[Call]) -> dict[str, NDArray[np.float3
             backend.feed(Numbers.at(backend, slot).array, np.full((1, NUMBERS), number, np.float32), stream)
         elif what == "copy":
             x, y = (Numbers.at(backend, slot) for slot in arguments)
-            op = Op("copy", "copy.forward", "layer", "forward", {"x": x.spec.name}, {"y": y.spec.name})
-            backend.launch(op, {"x": x.array, "y": y.array}, stream)
+            backend.launch(copy_op(x.spec.name, y.spec.name), {"x": x.array, "y": y.array}, stream)
         elif what == "out":
             backend.copy_out(arguments[0] * SLOT_BYTES, arguments[1] * SLOT_BYTES, SLOT_BYTES, stream)
         elif what == "in":
@@ -135,14 +147,16 @@ def a_wait_is_for_the_latest_record(backend: Backend) -> None:
 
 
 def a_view_may_be_some_channels(backend: Backend) -> None:
-    root = TensorSpec("cat", "act", (2, 5, 2, 2))
+    root, source = TensorSpec("cat", "act", (2, 5, 2, 2)), TensorSpec("x", "act", (2, 2, 2, 2))
     part = TensorSpec("branch", "act", (2, 2, 2, 2), view_of="cat", channel=3)
     whole, view = backend.view(root, root, SLOT_BYTES), backend.view(part, root, SLOT_BYTES)
+    x = backend.view(source, source, 3 * SLOT_BYTES)
     held = np.arange(40, dtype=np.float32).reshape(root.shape)
     new = -np.ones(part.shape, np.float32)
     got = np.zeros(root.shape, np.float32)
     backend.feed(whole, held, "compute")
-    backend.feed(view, new, "compute")
+    backend.feed(x, new, "compute")
+    backend.launch(copy_op("x", "branch"), {"x": x, "y": view}, "compute")
     backend.fetch(whole, got, "compute")
     backend.sync()
     if backend.caps.has_data:
@@ -191,20 +205,49 @@ def a_wait_without_a_record_is_an_error(backend: Backend) -> None:
         wait_in_vain()
 
 
-def what_a_kernel_raises_comes_at_sync(backend: Backend) -> None:
+def what_a_kernel_raises_comes_by_sync(backend: Backend) -> None:
     """The error names op and layer; streams that wait for the failed one go on; the next step is a fresh start."""
     if not backend.caps.has_data:
         return
-    x, y = Numbers.at(backend, 0), backend.view(wrong := TensorSpec("wrong", "act", (1, 3)), wrong, SLOT_BYTES)
-    op = Op("cat.copy0", "copy.forward", "cat", "forward", {"x": "slot0"}, {"y": "wrong"})
-    backend.launch(op, {"x": x.array, "y": y}, "out")
-    backend.record(0, "out")
-    backend.wait(0, "compute")
-    backend.launch(op, {"x": x.array, "y": y}, "compute")
-    with pytest.raises(VdnnError, match=r"op 'cat\.copy0' \(layer 'cat'\)"):
+    wrong = TensorSpec("wrong", "act", (1, NUMBERS), "uint8")
+    arrays = {"x": Numbers.at(backend, 0).array, "y": backend.view(wrong, wrong, SLOT_BYTES)}
+    op = copy_op("slot0", "wrong")
+
+    def fail() -> None:
+        backend.launch(op, arrays, "out")
+        backend.record(0, "out")
+        backend.wait(0, "compute")
+        backend.launch(op, arrays, "compute")
         backend.sync()
+
+    with pytest.raises(VdnnError, match=r"op 'cat\.copy0' \(layer 'cat'\)"):
+        fail()
     backend.sync()
     events_order_the_streams(backend)
+
+
+def marks_tell_the_time_of_their_stream(backend: Backend) -> None:
+    """Later marks of a stream are later, and so is what waits; differences add up, past a sync too."""
+    first = backend.mark("compute")
+    for _ in range(3):
+        backend.feed(Numbers.at(backend, 0).array, np.zeros((1, NUMBERS), np.float32), "compute")
+    fed = backend.mark("compute")
+    backend.record(0, "compute")
+    backend.wait(0, "out")
+    waited = backend.mark("out")
+    backend.copy_out(0, 0, SLOT_BYTES, "out")
+    copied = backend.mark("out")
+    backend.sync()
+    last = backend.mark("in")
+    backend.sync()
+    assert backend.between_ms(first, first) == 0
+    assert backend.between_ms(first, fed) > 0
+    assert backend.between_ms(waited, copied) > 0
+    assert backend.between_ms(fed, waited) >= -TICK_MS
+    assert backend.between_ms(copied, last) >= -TICK_MS
+    whole = backend.between_ms(first, copied) + backend.between_ms(copied, last)
+    assert whole == pytest.approx(backend.between_ms(first, last), abs=TICK_MS)
+    assert backend.between_ms(last, first) == pytest.approx(-backend.between_ms(first, last), abs=TICK_MS)
 
 
 def every_op_has_candidates(backend: Backend) -> None:
@@ -233,6 +276,7 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     close_twice_does_nothing_and_use_after_it_raises,
     places_outside_a_slab_raise,
     a_wait_without_a_record_is_an_error,
-    what_a_kernel_raises_comes_at_sync,
+    what_a_kernel_raises_comes_by_sync,
+    marks_tell_the_time_of_their_stream,
     every_op_has_candidates,
 )

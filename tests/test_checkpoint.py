@@ -1,4 +1,4 @@
-"""Checkpoints: kills at every moment of a save, every kind of damage, and the file format against the library."""
+"""Checkpoints: what is kept, kills at every moment of a save, and the file format against the library."""
 
 from __future__ import annotations
 
@@ -15,37 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from checkpoint_tools import same, state, tensors
+from safetensors.numpy import load_file
 
-from vdnn.errors import CheckpointError
-from vdnn.runtime.checkpoint import check_tensors, latest, load, save
+from vdnn.errors import CheckpointError, VdnnError
+from vdnn.runtime.checkpoint import check_tensors, latest, load, prune, save, set_aside
 from vdnn.runtime.tensor_file import DTYPES, write_tensors
-
-
-def state(step: int) -> dict:
-    return {
-        "network": "lenet",
-        "step": step,
-        "epoch": 1,
-        "position": 64 * step,
-        "seed": 2**63 - 1,
-        "schedule": {"name": "cosine", "milestones": [1.5]},
-        "algorithms": {"conv1.forward": "IM2COL"},
-        "config": {"network": {"name": "lenet"}, "output": "runs/é"},
-    }
-
-
-def tensors(step: int = 1, size: int = 10) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(step)
-    return {
-        "conv1.weight": rng.standard_normal((size, 3, 2), np.float32),
-        "conv1.weight.momentum": rng.standard_normal((size, 3, 2), np.float32),
-        "bn1.running_mean": rng.standard_normal(5),
-    }
-
-
-def same(a, b) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
 
 
 def steps(folder: Path) -> list[str]:
@@ -89,7 +64,7 @@ def test_the_file_is_read_by_the_safetensors_library_and_hashed_right(tmp_path):
         assert entry["data_offsets"][0] % width == 0
     path = save(tmp_path, given, state(1), 1)
     record = json.loads((path / "state.json").read_text())
-    assert record["format"] == 1
+    assert record["format"] == 2
     assert record["weights"] == {"sha256": digest, "nbytes": nbytes}
 
 
@@ -122,7 +97,7 @@ def test_latest_is_by_step_not_by_name_or_time(tmp_path):
     "damage",
     [
         lambda path: (path / "state.json").unlink(),
-        lambda path: (path / "state.json").write_text('{"format": 1,'),
+        lambda path: (path / "state.json").write_text('{"format": 2,'),
         lambda path: (path / "weights.safetensors").unlink(),
         lambda path: os.truncate(path / "weights.safetensors", 100),
         lambda path: [entry.unlink() for entry in path.iterdir()],
@@ -137,96 +112,36 @@ def test_latest_skips_what_is_incomplete(tmp_path, damage):
     assert same(load(tmp_path / "step-00000002")[0], tensors(2))
 
 
-# ---- damage
+def test_pruning_spares_one_and_keeps_the_newest_of_the_others(tmp_path):
+    for step in (1, 2, 3, 4):
+        save(tmp_path, tensors(), state(step), keep=9)
+    prune(tmp_path, 2, tmp_path / "step-00000002")
+    assert steps(tmp_path) == ["step-00000002", "step-00000004"]
 
 
-def flip(path: Path, at: int) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 1
-    path.write_bytes(raw)
+def test_the_newest_up_to_a_step(tmp_path):
+    for step in (1, 5):
+        save(tmp_path, tensors(), state(step), keep=9)
+    assert latest(tmp_path, 4) == tmp_path / "step-00000001"
+    assert latest(tmp_path, 5) == tmp_path / "step-00000005"
+    assert latest(tmp_path, 0) is None
 
 
-def rewrite(**changes):
-    def damage(path: Path) -> None:
-        data = json.loads((path / "state.json").read_text())
-        for key, value in changes.items():
-            section, _, name = key.rpartition("__")
-            (data[section] if section else data)[name] = value
-        (path / "state.json").write_text(json.dumps(data))
-
-    return damage
-
-
-def forge(content: bytes):
-    """Other content under a state that vouches for it: what a reader meets whom hash and length cannot help."""
-
-    def damage(path: Path) -> None:
-        (path / "weights.safetensors").write_bytes(content)
-        digest = hashlib.sha256(content).hexdigest()
-        rewrite(weights={"sha256": digest, "nbytes": len(content)})(path)
-
-    return damage
+def test_what_is_beyond_a_step_is_set_aside_and_never_the_newest_again(tmp_path):
+    assert set_aside(tmp_path / "nowhere", 1) == []
+    for step in (1, 2, 3):
+        save(tmp_path, tensors(step), state(step), keep=9)
+    (tmp_path / "step-00000003").rename(tmp_path / ".replaced-step-00000003")  # as a kill leaves it
+    assert latest(tmp_path) == tmp_path / ".replaced-step-00000003"
+    moved = set_aside(tmp_path, 1)
+    assert moved == [tmp_path / "aside-step-00000002", tmp_path / "aside-step-00000003"]
+    assert latest(tmp_path) == tmp_path / "step-00000001"
+    save(tmp_path, tensors(2), state(2), keep=9)
+    assert set_aside(tmp_path, 1) == [tmp_path / "aside-step-00000002-2"]
+    assert same(load(tmp_path / "aside-step-00000003")[0], tensors(3))  # nothing is lost
 
 
-def replace_weights(path: Path) -> None:
-    save_file({"other": np.zeros(3, np.float32)}, path / "weights.safetensors")
-
-
-WEIGHTS, STATE = "weights.safetensors", "state.json"
-HEADER = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}  '
-
-
-@pytest.mark.parametrize(
-    ("damage", "file", "words"),
-    [
-        (lambda p: flip(p / WEIGHTS, -1), WEIGHTS, "expected the content with SHA-256"),
-        (lambda p: flip(p / WEIGHTS, 12), WEIGHTS, "expected the content with SHA-256"),
-        (lambda p: os.truncate(p / WEIGHTS, 50), WEIGHTS, "bytes, got 50"),
-        (lambda p: os.truncate(p / WEIGHTS, 0), WEIGHTS, "bytes, got 0"),
-        (lambda p: (p / WEIGHTS).write_bytes((p / WEIGHTS).read_bytes() + b"x"), WEIGHTS, "bytes, got"),
-        (lambda p: (p / WEIGHTS).unlink(), WEIGHTS, "cannot be read: No such file"),
-        (replace_weights, WEIGHTS, "bytes, got"),
-        (forge(b""), WEIGHTS, "safetensors format"),
-        (forge(b"\xff" * 100), WEIGHTS, "safetensors format"),
-        (forge(b"\x80\x02}q\x00X\x01\x00\x00\x00aq\x01K\x01s."), WEIGHTS, "safetensors format"),
-        (forge((2**63).to_bytes(8, "little") + HEADER), WEIGHTS, "safetensors format"),
-        (forge(len(HEADER).to_bytes(8, "little") + HEADER + b"\0" * 7), WEIGHTS, "safetensors format"),
-        (lambda p: (p / STATE).unlink(), "", "expected a folder with state.json and weights.safetensors"),
-        (lambda p: (p / STATE).write_text(""), STATE, "expected JSON"),
-        (lambda p: os.truncate(p / STATE, 60), STATE, "expected JSON"),
-        (lambda p: (p / STATE).write_bytes(b"\xff\xfe"), STATE, "expected JSON"),
-        (lambda p: (p / STATE).write_text("[" * 100_000), STATE, "expected JSON"),
-        (lambda p: (p / STATE).write_text("[1]"), STATE, "expected format 1, got 'list'"),
-        (lambda p: (p / STATE).write_text("{}"), STATE, "expected format 1, got None"),
-        (rewrite(format=2), STATE, "expected format 1, got 2"),
-        (rewrite(weights=3), STATE, "expected weights.sha256 as str"),
-        (rewrite(weights__nbytes="9"), STATE, "expected weights.nbytes as int, got str"),
-        (rewrite(state=None), STATE, "expected state.network as str"),
-        (rewrite(state__step=None), STATE, "expected state.step as int, got NoneType"),
-        (rewrite(state__step=True), STATE, "expected state.step as int, got bool"),
-        (rewrite(state__config=[]), STATE, "expected state.config as dict, got list"),
-    ],
-)
-def test_damage_is_an_error_that_names_the_file(tmp_path, damage, file, words):
-    path = save(tmp_path, tensors(), state(1), keep=1)
-    damage(path)
-    with pytest.raises(CheckpointError) as caught:
-        load(path)
-    message = str(caught.value)
-    assert str(path / file if file else path) in message
-    assert words in message
-    assert caught.value.exit_code == 2
-
-
-def test_the_folder_around_checkpoints_is_no_checkpoint_but_names_the_newest(tmp_path):
-    for step in (1, 2):
-        save(tmp_path, tensors(), state(step), keep=2)
-    with pytest.raises(CheckpointError, match=r"the newest checkpoint in it is '.*step-00000002'"):
-        load(tmp_path)
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
-        load(tmp_path / "nowhere")
-    with pytest.raises(CheckpointError, match="Not a directory"):
-        load(tmp_path / "step-00000001" / "state.json")
+# ---- another network
 
 
 @pytest.mark.parametrize(
@@ -261,7 +176,7 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path, change, words):
 )
 def test_a_save_that_fails_leaves_nothing_and_harms_nothing(tmp_path, tensor, value, words):
     save(tmp_path, tensors(1), state(1), keep=1)
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(VdnnError, match=words):
         save(tmp_path, {"a": tensor}, {**state(2), "epoch": value}, keep=1)
     assert steps(tmp_path) == ["step-00000001"]
     assert same(load(tmp_path / "step-00000001")[0], tensors(1))
@@ -269,8 +184,9 @@ def test_a_save_that_fails_leaves_nothing_and_harms_nothing(tmp_path, tensor, va
 
 def test_a_save_into_a_place_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot be written: "):
+    with pytest.raises(VdnnError, match="cannot be written: ") as caught:
         save(tmp_path / "file" / "checkpoints", tensors(), state(1), keep=1)
+    assert caught.value.exit_code == 1
 
 
 def test_a_full_disk_is_an_error_and_harms_nothing(tmp_path):
@@ -279,15 +195,15 @@ def test_a_full_disk_is_an_error_and_harms_nothing(tmp_path):
         import resource, signal, sys
         from pathlib import Path
         import numpy as np
-        from vdnn.errors import CheckpointError
+        from vdnn.errors import VdnnError
         from vdnn.runtime.checkpoint import save
         folder = Path(sys.argv[1])
-        state = {"step": 2, "network": "n"}
+        state = {"step": 2, "network": "lenet"}
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         try:
             save(folder, {"a": np.zeros(10**6, np.float32)}, state, keep=1)
-        except CheckpointError as error:
+        except VdnnError as error:
             print(error)
     """
     save(tmp_path, tensors(1), state(1), keep=1)
@@ -308,7 +224,7 @@ KILL_AT_EVERY_CALL = """
     from vdnn.runtime.checkpoint import latest, load, save
 
     def state(step, mark):
-        fields = dict(network="n", step=step, epoch=mark, position=0, seed=0)
+        fields = dict(network="lenet", step=step, epoch=mark, position=0, seed=0)
         return fields | dict(schedule={}, algorithms={}, config={})
 
     def tensors(mark):
@@ -371,7 +287,7 @@ SAVE_WITHOUT_END = """
     while True:
         step += 1
         tensors = {"w": np.full(300_000, step, np.float32)}
-        state = dict(network="n", step=step, epoch=0, position=0, seed=0, schedule={}, algorithms={}, config={})
+        state = dict(network="lenet", step=step, epoch=0, position=0, seed=0, schedule={}, algorithms={}, config={})
         save(Path(sys.argv[1]), tensors, state, keep=2)
         print(step, flush=True)
 """

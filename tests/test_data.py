@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vdnn.errors import DataError
+from vdnn.errors import ConfigError, DataError
 from vdnn.runtime.config import DataConfig
 from vdnn.runtime.data import open_source
 
@@ -205,6 +205,19 @@ def test_missing_files_and_folders_are_named(tmp_path):
     assert "expected a folder, got a file" in refusal(tmp_path / TRAIN_IMAGES)
     (tmp_path / "t10k-labels-idx1-ubyte").mkdir()
     assert "t10k-labels-idx1-ubyte' cannot be read: Is a directory" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", [TRAIN_IMAGES, f"{TRAIN_LABELS}.gz"])
+def test_a_pipe_is_no_data_file(tmp_path, name):
+    mnist_folder(tmp_path)
+    (tmp_path / name.removesuffix(".gz")).unlink()
+    os.mkfifo(tmp_path / name)
+    assert f"{name}': expected a regular file" in refusal(tmp_path)
+
+
+def test_a_folder_of_nobody_is_refused():
+    with pytest.raises(ConfigError, match="there is no such user"):
+        open_mnist(Path("~nosuchuser/digits"))
 
 
 def test_digits_do_not_fit_another_network():

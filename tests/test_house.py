@@ -46,6 +46,7 @@ HOMES = {
     "numpy": re.compile(r"vdnn\.(runtime|bench)\b"),
     "matplotlib": re.compile(r"vdnn\.runtime\.plots$"),
     "cupy": re.compile(r"vdnn\.runtime\.backends\.cuda\b"),
+    "torch": re.compile(r"vdnn\.bench\b"),
     "pickle": None,
     "cPickle": None,
     "dill": None,
@@ -58,6 +59,9 @@ HOMES = {
 
 DISTRIBUTIONS = {"yaml": "pyyaml", "pydantic_core": "pydantic", "pynvml": "nvidia-ml-py"}
 """Import names that are not those of the distribution."""
+
+PEERS = {"torch"}
+"""Libraries that studies compare vdnn with, if they are there; never dependencies."""
 
 
 def folder_of(package: str) -> Path:
@@ -180,7 +184,7 @@ def test_every_library_that_is_imported_is_declared():
     declared = {re.split(r"[^A-Za-z0-9_.-]", text)[0].lower() for text in wanted}
     declared |= {re.sub(r"-cuda1\dx$|-cu1\d$", "", name) for name in declared}  # cupy-cuda12x is imported as cupy
     tops = {name.split(".")[0] for _, file in sources() for _, name in imported(ast.parse(file.read_text("utf-8")))}
-    outside = {DISTRIBUTIONS.get(top, top) for top in tops if top not in sys.stdlib_module_names} - {"vdnn"}
+    outside = {DISTRIBUTIONS.get(top, top) for top in tops if top not in sys.stdlib_module_names} - {"vdnn", *PEERS}
     unknown = {top for top in outside if top.replace("_", "-") not in declared}
     assert not unknown
     assert {"numpy", "pyyaml", "pydantic"} <= outside

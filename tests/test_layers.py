@@ -123,7 +123,8 @@ def test_graph_errors() -> None:
     g.add("conv", Conv(3, 1), g.input)
     for name, inputs, expected, got in (
         ("conv", g.input, "a name not used before", "'conv' again"),
-        ("data", g.input, "a name not used before", "'data' again"),
+        ("data", g.input, "a name without '.', other than data, images, labels, step", "'data'"),
+        ("fc.weight", g.input, "a name without '.', other than data, images, labels, step", "'fc.weight'"),
         ("relu", "missing", "the output of an earlier layer", "unknown 'missing'"),
     ):
         with pytest.raises(ShapeError, match=f"layer '{name}', .*expected {expected}, got {got}"):

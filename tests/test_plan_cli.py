@@ -34,6 +34,7 @@ def test_the_json_object_has_all_that_was_promised(tmp_path):
     assert data["batch_size"] == 64
     assert data["policy"] == "all"
     assert data["fits"] is True
+    assert data["smallest_budget_bytes"] is None
     assert data["cost_source"] == "modelled by profile titan-x-maxwell"
     assert data["predicted_step_ms"] > 0
     assert set(data["by_category"]) == {"weights", "feature_maps", "gradient_maps", "workspace", "other"}
@@ -98,7 +99,63 @@ def test_a_limit_that_is_too_small_ends_with_3_and_names_one_that_works(tmp_path
 def test_a_device_that_is_too_small_is_reported_not_refused(capsys):
     data = plan(capsys, "vgg19", "-b", 256, "--policy", "base", *MAXWELL)
     assert data["fits"] is False
-    assert data["device_peak_bytes"] > data["memory_limit_bytes"] == 12 * 2**30
+    assert data["smallest_budget_bytes"] == data["device_peak_bytes"] > data["memory_limit_bytes"] == 12 * 2**30
+
+
+@pytest.mark.parametrize("policy", ["dyn", "all", "none"])
+def test_where_nothing_fits_the_smallest_plan_is_told(capsys, policy):
+    options = ("alexnet", "-b", 64, "--policy", policy, *MAXWELL)
+    data = plan(capsys, *options, "--memory-limit", "100MiB", code=3)
+    assert (data["fits"], data["policy"]) == (False, policy)
+    assert any("nothing fits in 100.0 MiB of the device" in note for note in data["notes"])
+    assert not any("dyn took" in note for note in data["notes"])
+    smallest = data["smallest_budget_bytes"]
+    assert smallest == data["device_peak_bytes"]
+    for limit, fits in ((smallest, True), (smallest - 1, False)):
+        assert plan(capsys, *options, "--memory-limit", limit, code=0 if fits else 3)["fits"] is fits
+
+
+def test_the_smallest_plan_of_dyn_is_far_below_what_it_would_take(capsys):
+    """VGG-416 at batch 32: MICRO'16, section V-E, needs 4.5 to 5 GB with vDNN of the 67 GB that it needs without."""
+    data = plan(capsys, "vgg416", *MAXWELL, "--memory-limit", "1GiB", code=3)
+    assert data["smallest_budget_bytes"] < 6 * 2**30
+    assert data["offloaded_bytes"] > 50 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((*MAXWELL,), "fits in 10.0 MiB (lenet.yaml)"),
+        ((*MAXWELL, "-o", "memory.limit=null"), "fits in 12.0 GiB (profile titan-x-maxwell)"),
+        ((*MAXWELL, "-o", "memory={limit: 1GiB}"), "fits in 1.0 GiB (-o memory)"),
+        ((*MAXWELL, "-o", "memory.limit=1GiB"), "fits in 1.0 GiB (-o memory.limit)"),
+        ((*MAXWELL, "-o", "memory.limit=1GiB", "--memory-limit", "2GiB"), "fits in 2.0 GiB (--memory-limit)"),
+        (("--device", "cpu", "-o", "memory.limit=null"), "GiB (what this machine has free)"),
+    ],
+)
+def test_a_limit_is_told_with_where_it_comes_from(capsys, options, words):
+    assert main(["plan", "lenet", *options]) == 0
+    assert words in capsys.readouterr().out
+
+
+def test_a_profile_that_is_not_read_is_said_beside_the_json(capsys):
+    assert main(["plan", "lenet", "--device", "cpu", "--profile", "h200", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "note: profile 'h200' is not read by device cpu, only by --device simulated\n"
+    assert "h200" not in json.loads(captured.out)["cost_source"]
+
+
+def test_algorithms_in_the_table_of_layers_are_told_by_direction(capsys):
+    assert main(["plan", "alexnet", *MAXWELL, "--algorithms", "memory-optimal", "--layers", "--policy", "all"]) == 0
+    text = capsys.readouterr().out
+    conv = {line.split()[1]: line for line in text.splitlines() if " conv " in line}
+    assert "fwd" in conv["conv1"]
+    assert "wgrad" in conv["conv1"]
+    assert "dgrad" not in conv["conv1"]  # nobody needs the gradient of the images
+    assert "dgrad" in conv["conv2"]
+    assert " 0.0 " not in text
+    assert "fwd, bwd: most MiB live" in text
+    assert "dgrad, wgrad: gradients of the input and of the weights" in " ".join(text.split())
 
 
 def test_a_host_limit_is_kept(tmp_path):
@@ -142,11 +199,11 @@ def test_the_picture_is_drawn(capsys, tmp_path):
     ("arguments", "parts"),
     [
         (["plan", "lenett"], ["lenett", "did you mean 'lenet'"]),
-        (["plan", "lenet", "--policy", "al"], ["memory.policy", "expected base, none, all, conv or dyn", "'al'"]),
+        (["plan", "lenet", "--policy", "al"], ["--policy: expected base, none, all, conv or dyn, got 'al'"]),
         (["plan", "lenet", "--algorithms", "fast"], ["memory-optimal or performance-optimal", "'fast'"]),
         (["plan", "lenet", "--profile", "titan"], ["unknown profile 'titan'", "titan-x-maxwell"]),
         (["plan", "lenet", "--device", "cpu", "--profile", "h20"], ["unknown profile 'h20'", "did you mean 'h200'"]),
-        (["plan", "lenet", "-b", "0"], ["train.batch_size", "1 or more", "0"]),
+        (["plan", "lenet", "-b", "0"], ["-b/--batch-size: expected", "from 1 to", "0"]),
         (["plan", "lenet", "--device", "cuda"], ["device 'cuda' is not available", "--device cpu"]),
         (["plan", "lenet", "--picture", "x.bmp"], ["x.bmp", ".png, .svg, .pdf"]),
         (["plan", "lenet", "--picture", "nowhere/x.png"], ["nowhere/x.png", "cannot be written"]),

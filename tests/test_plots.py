@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from vdnn.memory.policy import Budget, make_plan
 from vdnn.memory.report import CATEGORIES, make_report
 from vdnn.networks import build
 from vdnn.runtime.devices import open_device
-from vdnn.runtime.plots import COLORS, draw_plan, timeline
+from vdnn.runtime.plots import COLORS, draw_plan, peak_lines, timeline
 from vdnn.runtime.prepare import backend_costs
 
 UPDATE = Update(momentum=0.9)
@@ -115,6 +116,17 @@ def test_the_text_of_the_picture(tmp_path):
         assert part in text  # glyphs are outlines, but every text is also there as a comment
     for part in ("forward", "backward", "copies to host", "copies from host", "ideal peak", "slab", *CATEGORIES):
         assert part.replace("_", " ") in text
+
+
+def test_slab_and_ideal_peak_are_one_line_where_they_are_equal_and_two_where_not():
+    report = make_report(*planned(build("lenet"), 8, "conv"))
+    equal = replace(report, device_peak_bytes=3 * 2**20, ideal_peak_bytes=3 * 2**20)
+    ((nbytes, label, *_),) = peak_lines(equal)
+    assert nbytes == 3 * 2**20
+    assert ("slab" in label, "ideal peak" in label, "3.0 MiB" in label) == (True, True, True)
+    slab, ideal = peak_lines(replace(equal, device_peak_bytes=4 * 2**20))
+    assert (slab[:2], ideal[:2]) == ((4 * 2**20, "slab 4.0 MiB"), (3 * 2**20, "ideal peak 3.0 MiB"))
+    assert slab[2:] != ideal[2:]
 
 
 def test_only_modelled_times_are_called_simulated(tmp_path):

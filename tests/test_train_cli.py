@@ -1,4 +1,4 @@
-"""vdnn-train as a user starts it: a run's folder, resume after signals and kills, and bad input."""
+"""vdnn-train as a user starts it: a run's folder, what it says, and resume after signals and kills."""
 
 from __future__ import annotations
 
@@ -16,27 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from scripts import command, environment, refused, script
+from scripts import command, environment, refused
+from small_run import SMALL, train
 
 from vdnn.memory.plan import Plan
-from vdnn.runtime.config import load_config, packaged_configs
+from vdnn.runtime.config import load_config
 
-SECTIONS = (
-    "network={name: lenet, dropout: 0.5}",
-    "data={source: synthetic, train_images: 100, test_images: 20}",
-    "train={epochs: 2, batch_size: 6}",
-    "optimizer={lr: 0.01}",
-    "schedule={name: cosine}",
-    "memory={limit: 64MiB}",
-)
-SMALL = ("lenet", *(word for section in SECTIONS for word in ("-o", section)))
-"""17 steps an epoch, the last with 4 images."""
 RUN = (*SMALL, "-o", "train.accumulate=2", "--epochs", 15)
 """Steps of two parts, 3 and 3 images, the last 3 and 1."""
-
-
-def train(cwd, *arguments):
-    return script("vdnn-train", *arguments, cwd=cwd)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -70,14 +57,22 @@ def test_what_a_run_leaves_and_says(whole):
     lines = ended.out.splitlines()
     assert any(line.startswith("device: CPU") for line in lines)
     assert any(line.startswith("data: synthetic images, no real data") for line in lines)
+    assert any(line.startswith("note: train loss and accuracy are measured with dropout on") for line in lines)
+    assert not any("smoothed" in line for line in lines)  # this LeNet's labels are not
     assert any(
-        re.match(r"plan: policy dyn, device peak .* of 64.0 MiB, nothing offloaded; step", line) for line in lines
+        re.match(r"plan: policy dyn, device peak .* bytes\), limit 64.0 MiB \(-o memory\), nothing off", line)
+        for line in lines
     )
-    assert any(re.match(r"predicted: [\d.,]+ ms per step \(measured on this cpu\)", line) for line in lines)
-    assert any(re.match(r"train +step +17/255 +epoch +1 +loss ", line) for line in lines)
+    assert any(
+        re.match(r"predicted: [\d.,]+ ms per step \(measured on this cpu\), 255 steps with .* [\d.,]+ (ms|s)", line)
+        for line in lines
+    )
+    assert any(re.match(r"train +step +17/255 +epoch +1 +loss .* \(whole epoch\)", line) for line in lines)
     assert any(re.match(r"test +step +255 +epoch +15 +loss .* accuracy ", line) for line in lines)
     assert any(re.match(r"done: 255 steps, test accuracy .*synthetic", line) for line in lines)
-    assert any(re.match(r"memory: planned (.*), used at most (.*), limit 64.0 MiB", line) for line in lines)
+    assert any(
+        re.match(r"memory: planned (.*), used at most .* \([\d,]+ bytes\), limit 64.0 MiB", line) for line in lines
+    )
     assert "\x1b" not in ended.out
 
 
@@ -91,7 +86,9 @@ def test_the_files_of_a_run_are_what_was_asked_for(whole):
     assert [int(row["step"]) for row in tests] == list(range(17, 256, 17))
     assert [int(row["epoch"]) for row in tests] == list(range(1, 16))
     trained = [row for row in rows(folder) if row["split"] == "train"]
-    assert [int(row["epoch"]) for row in trained if int(row["step"]) % 17 == 0] == list(range(1, 16))
+    assert [(int(row["step"]), int(row["epoch"])) for row in trained] == [(17 * e, e) for e in range(1, 16)]
+    assert {row["images"] for row in trained} == {"100"}
+    assert {row["images"] for row in tests} == {"20"}
     assert float(trained[0]["loss"]) > 0.5 > float(trained[-1]["loss"])
     tensors, step = final(folder)
     assert step == 255
@@ -102,12 +99,12 @@ def test_an_output_that_is_taken_is_left_alone(tmp_path):
     short = (*SMALL, "--iterations", 2, "--output", "a/lenet")
     assert "output: a/lenet\n" in train(tmp_path, *short).out
     first = {path: path.read_bytes() for path in (tmp_path / "a" / "lenet").rglob("*") if path.is_file()}
-    assert "output: a/lenet-2\n" in train(tmp_path, *short, "--seed", 1).out
+    assert "output: a/lenet is taken, writing to a/lenet-2\n" in train(tmp_path, *short, "--seed", 1).out
     assert {path: path.read_bytes() for path in first} == first
-    (tmp_path / "a" / "lenet-3").mkdir()  # empty, so it is free
-    assert "output: a/lenet-3\n" in train(tmp_path, *short).out
-    one, three = (final(tmp_path / "a" / name)[0] for name in ("lenet", "lenet-3"))
-    assert all(np.array_equal(one[name], three[name]) for name in one)
+    (tmp_path / "a" / "lenet-3").mkdir()  # another's, even if empty
+    assert "output: a/lenet is taken, writing to a/lenet-4\n" in train(tmp_path, *short).out
+    one, four = (final(tmp_path / "a" / name)[0] for name in ("lenet", "lenet-4"))
+    assert all(np.array_equal(one[name], four[name]) for name in one)
 
 
 def test_on_a_terminal_there_is_a_panel_that_is_drawn_anew(tmp_path):
@@ -123,7 +120,14 @@ def test_on_a_terminal_there_is_a_panel_that_is_drawn_anew(tmp_path):
     os.close(ours)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     assert "\x1b[" in shown.decode()
-    for part in ("lenet on cpu, synthetic images", "step  34 of 34, epoch 2", "accuracy", "after step 34", "images/s"):
+    for part in (
+        "lenet on cpu, synthetic images",
+        "34 of 34, epoch 2",
+        "accuracy",
+        "after step 34",
+        "images/s",
+        "planned ",
+    ):
         assert part in text
     assert "done: 34 steps" in text
     assert "train  step" not in text
@@ -147,9 +151,21 @@ def test_plan_only_plans_and_writes_nothing(tmp_path):
     ended = train(tmp_path, "alexnet", "--plan-only")
     assert (ended.code, ended.error) == (0, "")
     assert "plan: policy dyn" in ended.out
-    assert re.search(r"note: on this cpu a step will take about [\d,.]+ s", ended.out)
+    assert re.search(
+        r"note: on this cpu a step will take about [\d,.]+ s .* the whole run with its evaluations about [\d,.]+ h;",
+        ended.out,
+    )
     assert "train " not in ended.out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("epochs", "slow"), [(2, False), (20000, True)])
+def test_a_long_run_of_short_steps_is_said_to_be_long(tmp_path, epochs, slow):
+    """20,000 epochs of 17 steps, each far below a second."""
+    ended = train(tmp_path, *SMALL, "--device", "cpu", "--epochs", epochs, "--plan-only")
+    assert ended.code == 0, ended.error
+    assert ("note: on this cpu a step will take about" in ended.out) is slow
+    assert ("the whole run with its evaluations about" in ended.out) is slow
 
 
 def test_a_simulated_run_says_so_and_writes_nothing(tmp_path):
@@ -159,6 +175,7 @@ def test_a_simulated_run_says_so_and_writes_nothing(tmp_path):
     assert "device: simulated NVIDIA GeForce GTX Titan X (Maxwell)" in ended.out
     assert "simulated (modelled by profile titan-x-maxwell): " in ended.out
     assert "No data was computed" in ended.out
+    assert "no run folder is written" in ended.out
     assert not list(tmp_path.iterdir())
 
 
@@ -219,9 +236,48 @@ def test_resuming_a_finished_run_changes_nothing(whole, tmp_path):
     before = rows(tmp_path / "run"), final(tmp_path / "run")[0]
     ended = train(tmp_path, *RUN, "--output", "run", "--resume")
     assert ended.code == 0, ended.error
-    assert "done: 255 steps" in ended.out
+    assert "already complete at step 255; raise --epochs or --iterations" in ended.out
+    assert "done:" not in ended.out
     assert rows(tmp_path / "run") == before[0]
     assert all(np.array_equal(value, final(tmp_path / "run")[0][name]) for name, value in before[1].items())
+
+
+def test_a_run_that_was_killed_before_its_last_evaluation_makes_up_for_it(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path / "run")
+    path = tmp_path / "run" / "metrics.csv"
+    before = path.read_text()
+    path.write_text(before.rpartition("255,15,test")[0])
+    ended = train(tmp_path, *RUN, "--output", "run", "--resume")
+    assert ended.code == 0, ended.error
+    assert "done: 255 steps" in ended.out
+    assert path.read_text() == before
+
+
+def test_a_limit_that_recorded_algorithms_do_not_keep_says_whose_they_are(whole, tmp_path):
+    shutil.copytree(whole[0], tmp_path / "run")
+    ended = train(tmp_path, *RUN, "--output", "run", "--resume", "--memory-limit", "2MiB", "--epochs", 16)
+    refused(ended, 3, "needs", "recorded in the checkpoint of step 255", "without --resume")
+
+
+def test_an_epoch_in_two_runs_has_two_rows_that_add_up_to_it(tmp_path):
+    """Means of 60 and 40 images of an epoch of 100 against the mean of the whole."""
+    two = (*SMALL, "-o", "schedule={name: constant}", "--epochs", 1, "--output", "two")
+    assert train(tmp_path, *two, "--iterations", 10).code == 0
+    assert train(tmp_path, *two, "--resume").code == 0
+    whole = train(tmp_path, *two[:-1], "whole")
+    assert whole.code == 0, whole.error
+    found = [(int(row["step"]), row["epoch"], row["split"], row["images"]) for row in rows(tmp_path / "two")]
+    assert found == [
+        (10, "1", "train", "60"),
+        (10, "1", "test", "20"),
+        (17, "1", "train", "40"),
+        (17, "1", "test", "20"),
+    ]
+    parts = [row for row in rows(tmp_path / "two") if row["split"] == "train"]
+    (together,) = [row for row in rows(tmp_path / "whole") if row["split"] == "train"]
+    for name in ("loss", "accuracy"):
+        mean = sum(int(row["images"]) * float(row[name]) for row in parts) / 100
+        assert float(together[name]) == pytest.approx(mean, abs=2e-6), name
 
 
 def test_a_resumed_run_says_what_has_changed(whole, tmp_path):
@@ -272,109 +328,3 @@ def test_nan_ends_with_4_and_leaves_the_checkpoints_before_it(whole, tmp_path):
     assert after[1] >= before[1] == 255
     assert all(np.isfinite(value).all() for value in after[0].values())
     assert (tmp_path / "run" / "checkpoints" / "step-00000255").is_dir()
-
-
-# ---- bad input
-
-BAD_OPTIONS = {
-    "unknown key": (["-o", "train.batchsize=4"], ["train.batchsize", "did you mean 'batch_size'?"]),
-    "batch 0": (["-b", "0"], ["train.batch_size", "expected a whole number of 1 or more, got 0"]),
-    "negative rate": (["--lr", "-0.1"], ["optimizer.lr", "expected a number above 0, got -0.1"]),
-    "rate that is no number": (["--lr", "fast"], ["optimizer.lr", "'fast'"]),
-    "bytes of no unit": (["--memory-limit", "12 XB"], ["memory.limit", "12GiB, 12 GB or 12000000000", "12 XB"]),
-    "unknown policy": (["--policy", "al"], ["memory.policy", "base, none, all, conv or dyn", "'al'"]),
-    "unknown device": (["--device", "gpu"], ["device", "auto, cpu, cuda or simulated", "'gpu'"]),
-    "unknown profile": (["--profile", "h20"], ["unknown profile 'h20'", "did you mean 'h200'?"]),
-    "unknown network": (["-o", "network.name=lenett"], ["unknown network 'lenett'", "did you mean 'lenet'?"]),
-    "unknown option of the network": (["-o", "network.drop=0.1"], ["no option 'drop'", "did you mean 'dropout'?"]),
-    "image too small": (["-o", "network.image_size=4"], ["layer 'conv1'", "expected", "got 4x4"]),
-    "no such folder of data": (["-o", "data.source=mnist", "-o", "data.path=nowhere"], ["data folder 'nowhere'"]),
-    "not KEY=VALUE": (["-o", "epochs"], ["expected key.path=value", "'epochs'"]),
-    "unknown option": (["--batchsize", "4"], ["--batchsize 4", "--help"]),
-    "output under a file": (["--output", "file/run"], ["output folder 'file/run' cannot be made", "--output"]),
-    "output is a file": (["--output", "file"], ["output 'file' is a file", "--output"]),
-}
-
-
-@pytest.mark.parametrize("case", BAD_OPTIONS)
-def test_a_bad_option_is_one_line_and_2_and_nothing_is_written(tmp_path, case):
-    (tmp_path / "file").write_text("mine")
-    options, parts = BAD_OPTIONS[case]
-    refused(train(tmp_path, *SMALL, "--iterations", 1, *options), 2, *parts)
-    assert [path.name for path in tmp_path.rglob("*")] == ["file"]
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-BAD_FILES = {
-    "unknown key": ("network:\n  name: lenet\ntrain:\n  epoch: 1\n", ["bad.yaml:4", "train.epoch", "'epochs'"]),
-    "unknown section": ("network:\n  name: lenet\noptimiser:\n  lr: 1\n", ["bad.yaml:3", "'optimizer'"]),
-    "key given twice": ("network:\n  name: lenet\n  name: lenet\n", ["bad.yaml:3", "network.name", "twice", "line 2"]),
-    "wrong type": ("network: {name: lenet}\ntrain:\n  epochs: many\n", ["bad.yaml:3", "train.epochs", "'many'"]),
-    "text for a number": ('network: {name: lenet}\noptimizer: {lr: "0.1"}\n', ["bad.yaml:2", "optimizer.lr", "'0.1'"]),
-    "no YAML": ("network:\n  name: [lenet\n", ["bad.yaml:", "not valid YAML"]),
-    "empty": ("", ["bad.yaml", "empty"]),
-    "no network": ("train: {epochs: 1}\n", ["bad.yaml", "network"]),
-    "no text": (b"\xff\xfe\x00\x01", ["bad.yaml", "UTF-8"]),
-}
-
-
-@pytest.mark.parametrize("case", BAD_FILES)
-def test_a_bad_file_is_one_line_with_file_and_line_and_2(tmp_path, case):
-    text, parts = BAD_FILES[case]
-    (tmp_path / "bad.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    refused(train(tmp_path, "bad.yaml"), 2, *parts)
-    assert [path.name for path in tmp_path.iterdir()] == ["bad.yaml"]
-
-
-def test_a_config_that_is_not_there(tmp_path):
-    refused(train(tmp_path, "lenett"), 2, "no configuration named 'lenett'", "did you mean 'lenet'?")
-    refused(train(tmp_path, "nothing-like-it"), 2, *packaged_configs())
-    refused(train(tmp_path, "configs/lenet.yml"), 2, "no such file 'configs/lenet.yml'")
-    refused(train(tmp_path, "."), 2, "cannot be read", "directory")
-    refused(train(tmp_path), 2, "CONFIG", "--help")
-    assert not list(tmp_path.iterdir())
-
-
-def test_numbers_are_read_as_people_write_them(tmp_path):
-    limits = "{limit: 12GiB, host_limit: 12 GB, workspace_limit: 12e9}"
-    text = f"network: {{name: lenet}}\noptimizer: {{lr: 1e-3}}\nmemory: {limits}\n"
-    (tmp_path / "good.yaml").write_text(text)
-    printed = train(tmp_path, "good.yaml", "--print-config")
-    assert printed.code == 0, printed.error
-    for line in ("lr: 0.001", "limit: 12GiB", "host_limit: 12000000000", "workspace_limit: 12000000000"):
-        assert f"  {line}\n" in printed.out
-
-
-def test_a_data_file_that_is_missing_or_cut_off(tmp_path):
-    packaged = Path(load_config.__code__.co_filename).parent / "data" / "mnist5k"
-    shutil.copytree(packaged, tmp_path / "digits")
-    images = tmp_path / "digits" / "train-images-idx3-ubyte.gz"
-    images.write_bytes(images.read_bytes()[:5000])
-    options = ("lenet", "--iterations", 1, "-o", "data.path=digits")
-    refused(train(tmp_path, *options), 2, "digits/train-images-idx3-ubyte.gz", "gzip")
-    images.unlink()
-    refused(train(tmp_path, *options), 2, "train-images", "digits")
-    assert [path.name for path in tmp_path.iterdir()] == ["digits"]
-
-
-def test_a_limit_that_is_too_small_ends_with_3_and_names_one_that_works(tmp_path):
-    options = (*SMALL, "--iterations", 1, "--output", "run")
-    ended = train(tmp_path, *options, "--memory-limit", "2MiB")
-    refused(ended, 3, "at layer '", "needs", "budget 2.0 MiB (2,097,152 bytes)", "smallest budget that works")
-    assert not list(tmp_path.iterdir())
-    smallest = int(re.search(r"smallest budget.*?\(([\d,]+) bytes\)", ended.error)[1].replace(",", ""))
-    refused(train(tmp_path, *options, "--memory-limit", smallest - 1), 3, f"budget {smallest / 2**20:.1f} MiB")
-    assert not list(tmp_path.iterdir())
-    works = train(tmp_path, *options, "--memory-limit", smallest)
-    assert works.code == 0, works.error
-    used = re.search(r"used at most ([\d.]+) MiB, limit ([\d.]+) MiB", works.out)
-    assert float(used[1]) <= float(used[2])
-
-
-def test_cuda_where_there_is_none(tmp_path):
-    doctor = script("vdnn", "doctor", cwd=tmp_path)
-    if "no NVIDIA driver" not in doctor.out:
-        pytest.skip("there is a GPU here")
-    ended = train(tmp_path, *SMALL, "--device", "cuda")
-    refused(ended, 2, "device 'cuda' is not available", "libcuda.so.1", "--device cpu", "--device simulated")
-    assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ import pytest
 from lenet_reference import Reference
 
 from vdnn.errors import NotFiniteError
+from vdnn.runtime import rehearsal
 from vdnn.runtime import trainer as trainer_module
 from vdnn.runtime.checkpoint import latest, load
 from vdnn.runtime.config import load_config
@@ -234,7 +235,7 @@ def test_a_short_step_is_measured_before_training_and_a_long_one_is_not(tmp_path
     assert made.predicted_from == "measured on this cpu"
     assert result.predicted_step_ms == made.predicted_step_ms > 0
     assert result.measured_step_ms > 0
-    monkeypatch.setattr(trainer_module, "MEASURE_BELOW_MS", 0.0)
+    monkeypatch.setattr(rehearsal, "MEASURE_BELOW_MS", 0.0)
     other, result, same = trained(tmp_path / "b")
     assert other.predicted_from == "estimated from nominal CPU rates"
     assert result.predicted_step_ms == other.prepared.predicted_step_ms()
@@ -309,3 +310,19 @@ def test_what_is_not_finite_never_reaches_the_weights(tmp_path, slices):
     assert 0 < made.step < 10
     assert all(np.isfinite(value).all() for value in tensors.values())
     assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(("name", "layer"), [("conv1.weight", "conv1"), ("fc4.bias.momentum", "fc4")])
+def test_an_update_that_overflowed_is_never_written(tmp_path, name, layer):
+    made = make(tmp_path)
+    made.step = 3
+    good = made.checkpoint()
+    tensors = made.tensors()
+    tensors[name].flat[-1] = np.inf
+    made._write(tensors)
+    made.step = 4
+    words = rf"update of step 3: NaN or infinity in tensor '{name}' \(layer '{layer}'\).*'{good}', is from before it"
+    with pytest.raises(NotFiniteError, match=words):
+        made.checkpoint()
+    made.backend.close()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]

@@ -21,6 +21,7 @@ from vdnn.errors import DataError
 from vdnn.runtime.config import DataConfig
 from vdnn.runtime.data.idx import read_idx
 from vdnn.runtime.data.source import ImageShape, Indices, Source
+from vdnn.runtime.files import user_path
 
 NAMES = {
     "mnist": {
@@ -58,7 +59,7 @@ class ArraySplit:
 
 def open_folder(data: DataConfig, input_shape: ImageShape, classes: int, seed: int) -> Source:
     """Source "mnist" or "idx"; a path of None is the packaged subset of MNIST. `seed` changes nothing."""
-    folder = Path(str(files("vdnn.runtime.data") / "mnist5k")) if data.path is None else Path(data.path).expanduser()
+    folder = Path(str(files("vdnn.runtime.data") / "mnist5k")) if data.path is None else user_path(data.path)
     if not folder.is_dir():
         raise DataError(f"data folder '{folder}': expected a folder, got {'a file' if folder.exists() else 'nothing'}")
     splits = {}

@@ -36,6 +36,8 @@ def read_idx(path: Path, ranks: Sequence[int], dtypes: Sequence[str]) -> NDArray
     """
     compressed = path.suffix == ".gz"
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for, a device has no end
+            raise DataError(f"data file '{path}': expected a regular file, got a pipe or a device")
         with cast(BinaryIO, gzip.open(path, "rb") if compressed else path.open("rb")) as stream:
             shape, dtype = _header(path, stream, ranks, dtypes)
             nbytes = prod(shape) * dtype.itemsize

@@ -1,7 +1,7 @@
 """What the commands share: options that override a configuration, and errors that become one line and an exit code.
 
 parser = Parser(prog="vdnn-train")
-add_config_options(parser)
+add_config_options(parser, "hardware profile of the simulated device")
 config = read_config(parser.parse_args())
 """
 
@@ -12,27 +12,35 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from vdnn.errors import VdnnError
+from vdnn.cli.signals import Stopped, stoppable
+from vdnn.errors import ConfigError, VdnnError
 from vdnn.memory.policy import MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL, POLICIES
+from vdnn.runtime.backend import Caps
 from vdnn.runtime.config import Config, load_config
+from vdnn.runtime.config_file import place_of, read
+from vdnn.runtime.devices import DEFAULT_PROFILE
+from vdnn.runtime.yaml_lines import shorten
+from vdnn.units import format_bytes
 
 OVERRIDES = {
-    "batch_size": "train.batch_size",
-    "epochs": "train.epochs",
-    "iterations": "train.iterations",
-    "lr": "optimizer.lr",
-    "seed": "train.seed",
-    "output": "output",
-    "device": "device",
-    "profile": "profile",
-    "precision": "precision",
-    "policy": "memory.policy",
-    "algorithms": "memory.algorithms",
-    "memory_limit": "memory.limit",
-    "host_limit": "memory.host_limit",
-    "workspace_limit": "memory.workspace_limit",
+    "-b/--batch-size": "train.batch_size",
+    "--epochs": "train.epochs",
+    "--iterations": "train.iterations",
+    "--lr": "optimizer.lr",
+    "--seed": "train.seed",
+    "--output": "output",
+    "--device": "device",
+    "--profile": "profile",
+    "--precision": "precision",
+    "--policy": "memory.policy",
+    "--algorithms": "memory.algorithms",
+    "--memory-limit": "memory.limit",
+    "--host-limit": "memory.host_limit",
+    "--workspace-limit": "memory.workspace_limit",
 }
 """Option → key of the configuration; values are checked there, once."""
+TEXTS = frozenset(("--output", "--device", "--profile", "--precision", "--policy", "--algorithms"))
+"""Options whose value is text as it stands, whatever YAML would make of it."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} ({self.prog} --help says what there is)\n")
 
 
-def add_config_options(parser: argparse.ArgumentParser) -> None:
+def add_config_options(parser: argparse.ArgumentParser, profile_help: str) -> None:
     """CONFIG and the options that plan and train have in common."""
     parser.add_argument("config", metavar="CONFIG", help="a YAML file, or the name of a packaged one such as lenet")
     parser.add_argument("-b", "--batch-size", metavar="N", help="images per step")
@@ -52,8 +60,8 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host-limit", metavar="BYTES", help="host bytes for offloaded maps")
     parser.add_argument("--workspace-limit", metavar="BYTES", help="most workspace of one convolution")
     parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or simulated")
-    parser.add_argument("--profile", metavar="NAME", help="hardware profile of the simulated device")
-    parser.add_argument("--precision", metavar="P", help="fp32")
+    parser.add_argument("--profile", metavar="NAME", help=profile_help)
+    parser.add_argument("--precision", metavar="P", help="of all numbers: fp32, the only one there is")
     parser.add_argument("--seed", metavar="N", help="of weights, order and dropout")
     parser.add_argument(
         "-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override any key of CONFIG"
@@ -61,19 +69,56 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_config(arguments: argparse.Namespace, extra: Sequence[str] = ()) -> Config:
-    """The configuration with -o and then the named options applied."""
-    named = [
-        f"{key}={getattr(arguments, name)}"
-        for name, key in OVERRIDES.items()
-        if getattr(arguments, name, None) is not None
-    ]
-    return load_config(arguments.config, [*arguments.overrides, *extra, *named])
+    """The configuration with -o and then the named options applied; an error in one of these names the option."""
+    named = _named(arguments)
+    texts = {OVERRIDES[flag]: value for flag, value in named.items() if flag in TEXTS}
+    written = {f"-o {shorten(f'{OVERRIDES[flag]}={value}')}": flag for flag, value in named.items()}
+    values = [f"{OVERRIDES[flag]}={value}" for flag, value in named.items() if flag not in TEXTS]
+    try:
+        return load_config(arguments.config, [*arguments.overrides, *extra, *values], texts)
+    except ConfigError as error:
+        flag = written.get(error.file or "")
+        if flag is None:
+            raise
+        text = str(error).removeprefix(f"{error.file}: ").removeprefix(f"{OVERRIDES[flag]}: ")
+        raise ConfigError(f"{flag}: {text}") from error
+
+
+def _named(arguments: argparse.Namespace) -> dict[str, str]:
+    """Named options that were given, with their values."""
+    found = {flag: getattr(arguments, flag.rpartition("--")[2].replace("-", "_"), None) for flag in OVERRIDES}
+    return {flag: value for flag, value in found.items() if value is not None}
+
+
+def limit_words(arguments: argparse.Namespace, config: Config, caps: Caps, budget_bytes: int | None) -> str:
+    """Where the device limit comes from, and what CUDA takes of it: "--memory-limit", "vgg16.yaml"."""
+    stated = config.memory.limit
+    if stated is None:
+        stated = caps.memory_bytes
+        words = f"profile {config.profile or DEFAULT_PROFILE}" if caps.simulated else "what this machine has free"
+    elif arguments.memory_limit is not None:
+        words = "--memory-limit"
+    else:
+        _, places = read(arguments.config, arguments.overrides)
+        file = place_of(("memory", "limit"), places).file
+        words = file.partition("=")[0] if file.startswith("-o ") else file
+    if budget_bytes is not None and budget_bytes < stated:
+        words += f", {format_bytes(stated)} less {format_bytes(stated - budget_bytes)} that CUDA itself holds"
+    return words
+
+
+def unread_profile(config: Config, caps: Caps) -> str | None:
+    """A sentence if a profile is given that this device does not read."""
+    if config.profile is None or caps.simulated:
+        return None
+    return f"profile '{config.profile}' is not read by device {caps.name}, only by --device simulated"
 
 
 def guarded(program: str, body: Callable[[], int]) -> int:
     """Run `body`; an error that the user can do something about becomes one line on standard error and an exit code."""
     try:
-        return body()
+        with stoppable():
+            return body()
     except VdnnError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return error.exit_code
@@ -87,6 +132,9 @@ def guarded(program: str, body: Callable[[], int]) -> int:
     except MemoryError as error:
         print(f"{program}: the system has no more memory: {error}", file=sys.stderr)
         return 1
+    except Stopped as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.exit_code
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130

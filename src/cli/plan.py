@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from vdnn.cli.options import add_config_options, guarded, read_config
+from vdnn.cli.options import add_config_options, guarded, limit_words, read_config, unread_profile
 from vdnn.cli.tables import print_report, wide_console
 from vdnn.errors import BudgetError
+from vdnn.layers.op import Program
+from vdnn.memory.clock import simulate
+from vdnn.memory.costs import CostTable
+from vdnn.memory.decisions import Decisions
 from vdnn.memory.passes import apply_decisions
-from vdnn.memory.policy import make_plan
+from vdnn.memory.plan import Plan
+from vdnn.memory.policy import MEMORY_OPTIMAL, POLICIES, Budget, make_plan, smallest_plan
 from vdnn.memory.report import make_report
 from vdnn.memory.verify import verify
 from vdnn.networks import build
@@ -21,6 +29,13 @@ from vdnn.runtime.devices import open_device
 from vdnn.runtime.files import write_file
 from vdnn.runtime.planset import step_parts
 from vdnn.runtime.prepare import backend_costs, make_budget, make_recipe
+from vdnn.runtime.trace import plan_trace
+from vdnn.units import format_bytes
+
+SMALLEST: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
+    "dyn": ("all", {"algorithms": MEMORY_OPTIMAL}, "all with memory-optimal algorithms"),
+}
+"""Policy that searches → what it takes last: a policy, what it changes of the budget, and both in words."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,11 +48,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="exit codes: 0 planned (`fits` says whether it fits), 2 bad input, "
         "3 does not fit a limit given on the command line",
     )
-    add_config_options(parser)
+    add_config_options(parser, "plan for the simulated machine of this profile; with --device cpu or cuda not read")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--layers", action="store_true", help="add the table of layers")
     parser.add_argument("--paper", action="store_true", help="count bytes as the vDNN paper does")
     parser.add_argument("--picture", metavar="FILE", help="draw live bytes over the step (.png, .svg, .pdf)")
+    parser.add_argument("--trace", metavar="FILE", help="write the modelled step as a trace for ui.perfetto.dev")
     parser.add_argument("--save-plan", metavar="FILE", help="write the plan itself as JSON")
     parser.set_defaults(run=run)
 
@@ -57,19 +73,24 @@ def plan(arguments: argparse.Namespace) -> int:
     config = read_config(arguments, extra)
     graph = build(config.network.name, **config.network.options)
     backend, _ = open_device(config.device, config.profile, memory_limit=config.memory.limit)
+    sentence = unread_profile(config, backend.caps)
+    if sentence:
+        print(f"note: {sentence}", file=sys.stderr)
     budget = make_budget(config, backend)
     micro = -(-config.train.batch_size // config.train.accumulate)
     key = step_parts(config.train.batch_size, micro)[-1]
     program = make_recipe(config).lower(graph, key)
     costs = backend_costs(backend, program, config.deterministic)
+    limit = None
+    if budget.device_bytes is not None:
+        source = limit_words(arguments, config, backend.caps, budget.device_bytes)
+        limit = f"{format_bytes(budget.device_bytes)} ({source})"
     refusal: BudgetError | None = None
     try:
         decisions, made = make_plan(program, costs, config.memory.policy, budget)
     except BudgetError as error:
         refusal = error
-        decisions, made = make_plan(
-            program, costs, config.memory.policy, replace(budget, device_bytes=None, host_bytes=None)
-        )
+        decisions, made = refused_plan(program, costs, config.memory.policy, budget)
     planned = apply_decisions(program, decisions)
     verify(planned, made)
     report = make_report(made, planned, decisions, costs, paper=arguments.paper)
@@ -78,16 +99,37 @@ def plan(arguments: argparse.Namespace) -> int:
         write_file(arguments.save_plan, json.dumps(made.to_json()).encode())
     if arguments.picture:
         plots.draw_plan(made, planned, decisions, costs, arguments.picture)
+    if arguments.trace:
+        timing = simulate(made, planned, costs)
+        plan_trace(made, planned, timing, f"modelled by the clock, not run; times {costs.source}").write(
+            arguments.trace
+        )
     if arguments.json:
         data = report.to_json()
         layers = data.pop("layers")
-        data |= {"fits": fits, "memory_limit_bytes": budget.device_bytes, "layers": layers}
+        smallest = None if fits else made.slab_bytes
+        data |= {"fits": fits, "memory_limit_bytes": budget.device_bytes, "smallest_budget_bytes": smallest}
+        data["layers"] = layers
         print(json.dumps(data, indent=1))
     else:
-        print_report(report, fits, budget.device_bytes, wide_console(), layers=arguments.layers)
+        print_report(report, fits, limit, wide_console(), layers=arguments.layers)
     if refusal is not None and limit_given(arguments):
         raise refusal
     return 0
+
+
+def refused_plan(program: Program, costs: CostTable, policy: str, budget: Budget) -> tuple[Decisions, Plan]:
+    """The plan of `policy` that takes least of the device, for a budget in which none of its plans fits."""
+    slabs = (("device", budget.device_bytes), ("host", budget.host_bytes))
+    limits = " and ".join(f"{format_bytes(n)} of the {slab}" for slab, n in slabs if n is not None)
+    used, changes, words = SMALLEST.get(policy, (policy, {}, ""))
+    free = replace(budget, device_bytes=None, host_bytes=None)
+    decisions = POLICIES[used](program, costs, replace(free, **changes))
+    how = [words] * bool(words) + ["nothing fetched early"] * bool(decisions.offload)
+    note = f"nothing fits in {limits} with policy '{policy}'; this is its smallest plan"
+    note += f": {', '.join(how)}" if how else ""
+    decisions = replace(decisions, policy=policy, prefetch_bytes=0, notes=(*decisions.notes, note))
+    return decisions, smallest_plan(program, decisions, free)
 
 
 def limit_given(arguments: argparse.Namespace) -> bool:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.table import Table
 
 from vdnn.memory.report import Report
-from vdnn.units import MIB, format_bytes
+from vdnn.units import MIB, exact_bytes, format_bytes, format_ms
 
 TEXT_COLUMNS = 160
+DIRECTIONS = {"forward": "fwd", "dgrad": "dgrad", "wgrad": "wgrad"}
+"""What follows the dot in the kind of an op, and how it is called here; in the order in which it is shown."""
+LAYER_CAPTION = (
+    "fwd, bwd: most MiB live on the device while the layer runs forward and backward; ws: MiB of its largest "
+    "workspace; off: MiB copied to the host after it; ms: its kernels, both directions and update; "
+    "dgrad, wgrad: gradients of the input and of the weights"
+)
 
 
-def plan_summary(slab_bytes: int, host_bytes: int, step_ms: float, report: Report, limit_bytes: int | None) -> str:
+def plan_summary(slab_bytes: int, host_bytes: int, step_ms: float, report: Report, limit: str | None) -> str:
     """One or two lines: peak against limit, what moves, expected time, where the numbers come from."""
-    limit = f" of {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
+    limited = f", limit {limit}" if limit else ""
     moved = f", {format_bytes(host_bytes)} on the host" if host_bytes else ", nothing offloaded"
     text = (
-        f"plan: policy {report.policy}, device peak {format_bytes(slab_bytes)}{limit}{moved}; "
-        f"step about {step_ms:,.1f} ms ({report.cost_source})"
+        f"plan: policy {report.policy}, device peak {exact_bytes(slab_bytes)}{limited}{moved}; "
+        f"step about {format_ms(step_ms)} ({report.cost_source})"
     )
     return "\n".join([text, *(f"plan: {note}" for note in report.notes)])
 
@@ -28,8 +37,12 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=TEXT_COLUMNS)
 
 
-def print_report(report: Report, fits: bool, limit_bytes: int | None, console: Console, *, layers: bool) -> None:
-    """The whole report as tables."""
+def print_report(report: Report, fits: bool, limit: str | None, console: Console, *, layers: bool) -> None:
+    """The whole report as tables.
+
+    Args:
+        limit: in words, with where it comes from.
+    """
     simulated = " (modelled, not measured)" if report.cost_source.startswith("modelled") else ""
     console.print(
         f"{report.network}, batch size {report.batch_size}, policy {report.policy}, counting: {report.counting}",
@@ -38,43 +51,56 @@ def print_report(report: Report, fits: bool, limit_bytes: int | None, console: C
     table = Table("quantity", "value", title=None)
     table.columns[1].justify = "right"
     rows = [
-        ("device peak", format_bytes(report.device_peak_bytes)),
-        ("  ideal (most bytes live at once)", format_bytes(report.ideal_peak_bytes)),
+        ("device peak", exact_bytes(report.device_peak_bytes)),
+        ("  ideal (most bytes live at once)", exact_bytes(report.ideal_peak_bytes)),
         ("  fragmentation", f"{report.fragmentation:.2%}"),
         ("  at layer", report.peak_layer),
         ("device average over time", format_bytes(report.device_average_bytes)),
         ("device average over layer passes", format_bytes(report.device_average_passes_bytes)),
-        ("host", format_bytes(report.host_bytes)),
-        ("offloaded", format_bytes(report.offloaded_bytes)),
+        ("host", exact_bytes(report.host_bytes)),
+        ("offloaded", exact_bytes(report.offloaded_bytes)),
         *((f"  {name.replace('_', ' ')} at the peak", format_bytes(n)) for name, n in report.by_category.items()),
-        (f"predicted step{simulated}", f"{report.predicted_step_ms:,.2f} ms"),
-        ("  kernels", f"{report.compute_ms:,.2f} ms"),
-        ("  copies out / in", f"{report.copy_out_ms:,.2f} / {report.copy_in_ms:,.2f} ms"),
-        ("  not hidden by kernels", f"{report.exposed_ms:,.2f} ms"),
+        (f"predicted step{simulated}", format_ms(report.predicted_step_ms)),
+        ("  kernels", format_ms(report.compute_ms)),
+        ("  copies out / in", f"{format_ms(report.copy_out_ms)} / {format_ms(report.copy_in_ms)}"),
+        ("  not hidden by kernels", format_ms(report.exposed_ms)),
         ("times from", report.cost_source),
     ]
-    if limit_bytes is not None:
-        rows.append((f"fits in {format_bytes(limit_bytes)}", "yes" if fits else "NO"))
+    if limit is not None:
+        rows.append((f"fits in {limit}", "yes" if fits else "NO"))
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)
     for note in report.notes:
-        console.print(note, highlight=False)
+        console.print(note, highlight=False, markup=False)
     if layers:
         console.print(_layer_table(report))
 
 
 def _layer_table(report: Report) -> Table:
-    table = Table("layer", "kind", "forward MiB", "backward MiB", "workspace MiB", "offloaded MiB", "ms", "algorithms")
+    table = Table(
+        "layer", "kind", "fwd", "bwd", "ws", "off", "ms", "algorithms", caption=LAYER_CAPTION, caption_justify="left"
+    )
     for column in table.columns[2:7]:
         column.justify = "right"
     for row in report.layers:
-        table.add_row(
-            row.layer,
-            row.kind,
-            *(f"{n / MIB:,.1f}" for n in (row.forward_bytes, row.backward_bytes)),
-            *(f"{n / MIB:,.1f}" if n else "" for n in (row.workspace_bytes, row.offloaded_bytes)),
-            f"{row.time_ms:,.2f}",
-            ", ".join(dict.fromkeys(row.algorithms.values())),
-        )
+        sizes = (row.forward_bytes, row.backward_bytes, row.workspace_bytes, row.offloaded_bytes)
+        table.add_row(row.layer, row.kind, *map(_mib, sizes), f"{row.time_ms:,.2f}", _algorithm_words(row.algorithms))
     return table
+
+
+def _mib(count: int) -> str:
+    """MiB with one decimal; nothing at all is "0", which 0.0 is not."""
+    if not count:
+        return "0"
+    return f"{count / MIB:,.1f}" if count >= 0.05 * MIB else "<0.1"
+
+
+def _algorithm_words(algorithms: Mapping[str, str]) -> str:
+    """ "fwd/wgrad GEMM, dgrad FFT": algorithms by the directions that they compute."""
+    directions: dict[str, list[str]] = {}
+    order = list(DIRECTIONS)
+    ends = {kind.partition(".")[2]: algorithm for kind, algorithm in algorithms.items()}
+    for end in sorted(ends, key=lambda end: order.index(end) if end in order else len(order)):
+        directions.setdefault(ends[end], []).append(DIRECTIONS.get(end, end))
+    return ", ".join(f"{'/'.join(names)} {algorithm}" for algorithm, names in directions.items())

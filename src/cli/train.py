@@ -15,21 +15,26 @@ from pathlib import Path
 
 from vdnn import __version__
 from vdnn.cli.display import make_display
-from vdnn.cli.options import Parser, add_config_options, guarded, read_config
+from vdnn.cli.options import Parser, add_config_options, guarded, limit_words, read_config, unread_profile
 from vdnn.cli.tables import plan_summary
-from vdnn.errors import CheckpointError
-from vdnn.runtime.checkpoint import State, load_state
+from vdnn.errors import BudgetError, CheckpointError, ConfigError
+from vdnn.layers import Dropout, Graph, SoftmaxLoss
+from vdnn.runtime.checkpoint import State, load, load_state
 from vdnn.runtime.config import Config, DebugConfig
+from vdnn.runtime.forecast import run_ms
 from vdnn.runtime.prepare import Prepared, prepare
+from vdnn.runtime.rehearsal import LimitExceeded
 from vdnn.runtime.run_folder import CONFIG, PLAN, RunFolder
 from vdnn.runtime.simulate import simulated_run
+from vdnn.runtime.step_tracer import StepTracer
+from vdnn.runtime.trace import Marks, check_trace_path
 from vdnn.runtime.trainer import Result, Trainer
-from vdnn.units import format_bytes
+from vdnn.units import exact_bytes, format_bytes, format_ms
 
 FIXED = ("batch_size", "drop_last", "seed")
 """Keys of `train` on which the place within an epoch depends, and which a resumed run must keep."""
-SLOW_STEP_MS = 2000.0
-"""A step expected to take longer on the CPU is said to be slow before it starts."""
+SLOW_STEP_MS, SLOW_RUN_MS = 2000.0, 600e3
+"""A step or a run expected to take longer on the CPU is said to be slow before it starts."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -40,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 2 bad configuration or arguments, 3 does not fit, 4 not a number, "
         "130 / 143 interrupted (checkpoint written)",
     )
-    add_config_options(parser)
+    add_config_options(parser, "hardware profile of the simulated device; other devices do not read it")
     parser.add_argument("--epochs", metavar="N", help="passes over the training images")
     parser.add_argument("--iterations", metavar="N", help="steps, if that is sooner than the epochs")
     parser.add_argument("--lr", metavar="RATE", help="learning rate")
@@ -52,7 +57,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="go on from a checkpoint or a run folder; without PATH from the newest checkpoint of this output",
     )
-    parser.add_argument("--plan-only", action="store_true", help="plan and verify, then stop")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the times of the fourth step as a trace for ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "--plan-only", action="store_true", help="plan, verify and report, then stop; nothing is written"
+    )
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and stop")
     parser.add_argument("--version", action="version", version=f"vdnn {__version__}")
     return parser
@@ -72,6 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.print_config:
         print(config.dump(), end="")
         return 0
+    if arguments.trace:
+        if arguments.plan_only:
+            raise ConfigError("--trace measures a step, and --plan-only runs none; `vdnn plan --trace` models one")
+        check_trace_path(arguments.trace)
     for sentence in config.unused():
         say(f"note: {sentence}")
     checkpoint: Path | None = None
@@ -82,18 +96,66 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"resuming from {checkpoint} (step {state['step']})")
         for sentence in differences(config, state):
             say(f"note: {sentence}")
-    prepared = prepare(config, state["algorithms"] if state else None, say)
-    announce(prepared)
+    try:
+        return session(arguments, config, checkpoint, state)
+    except LimitExceeded as error:
+        say(f"note: {error}")
+        say(f"note: planning once more with {format_bytes(error.reserve_bytes)} set aside for what is outside the slab")
+        return session(arguments, config, checkpoint, state, error.reserve_bytes)
+
+
+def session(
+    arguments: argparse.Namespace,
+    config: Config,
+    checkpoint: Path | None,
+    state: State | None,
+    reserve_bytes: int | None = None,
+) -> int:
+    """Plan, and train unless only the plan was asked for."""
+    prepared = prepare_again(config, state, reserve_bytes) if state else prepare(config, None, say, reserve_bytes)
+    source = limit_words(arguments, config, prepared.backend.caps, prepared.budget.device_bytes)
+    warned = announce(prepared, source)
     if arguments.plan_only:
         return 0
     if not prepared.backend.caps.has_data:
-        say(simulated_run(prepared))
+        simulate_steps(prepared, arguments.trace)
         return 0
-    folder = RunFolder.of_checkpoint(checkpoint) if checkpoint else RunFolder.create(config.output)
-    say(f"output: {folder.path}")
+    with choose_folder(checkpoint, config.output) as folder:
+        return train(arguments, prepared, folder, checkpoint, state, warned)
+
+
+def choose_folder(checkpoint: Path | None, output: str) -> RunFolder:
+    """The run of the checkpoint that is resumed; a new one for a new run, or if the checkpoint lies in none."""
+    folder = RunFolder.of_checkpoint(checkpoint) if checkpoint else None
+    if checkpoint and folder is None:
+        say(f"note: '{checkpoint}' lies in no run's folder: what is beside it is left alone, this run gets its own")
+    return folder or RunFolder.create(output)
+
+
+def train(
+    arguments: argparse.Namespace,
+    prepared: Prepared,
+    folder: RunFolder,
+    checkpoint: Path | None,
+    state: State | None,
+    warned: bool,
+) -> int:
+    """Train in `folder`; `warned` says whether the run was said to be slow."""
+    config = prepared.config
+    if checkpoint and state and complete(folder, state, prepared):
+        load(checkpoint)  # which says so if it is damaged
+        say(f"already complete at step {state['step']}; raise --epochs or --iterations to go on")
+        if arguments.trace:
+            say(f"no trace: no step is left to run, so '{arguments.trace}' is not written")
+        return 0
+    taken = not checkpoint and folder.path.name != Path(config.output).name
+    say(f"output: {f'{config.output} is taken, writing to ' if taken else ''}{folder.path}")
+    for sentence in () if checkpoint else training_words(prepared.graph):
+        say(f"note: {sentence}")
     title = f"{prepared.graph.name} on {prepared.backend.caps.name}, {prepared.source.description}"
+    memory = f"planned {format_bytes(prepared.plans.slab_bytes)}{limit_phrase(prepared)}"
     try:
-        with make_display(sys.stdout, folder.metrics, prepared.steps.per_epoch, title) as display:
+        with make_display(sys.stdout, folder.metrics, prepared.steps.per_epoch, title, memory) as display:
             trainer = Trainer(prepared, folder, display)
             if checkpoint is None:
                 trainer.start()
@@ -101,7 +163,16 @@ def run(arguments: argparse.Namespace) -> int:
                 trainer.resume(checkpoint)
             folder.write(CONFIG, config.dump())
             folder.write_json(PLAN, prepared.plans[prepared.steps.full[0]].plan.to_json())
-            display.note(f"predicted: {trainer.predicted_step_ms:,.1f} ms per step ({trainer.predicted_from})")
+            step_ms, whole_ms = trainer.predicted_step_ms, run_ms(prepared, trainer.predicted_step_ms)
+            display.note(
+                f"predicted: {format_ms(step_ms)} per step ({trainer.predicted_from}), "
+                f"{prepared.steps.total:,} steps with their evaluations {format_ms(whole_ms)}"
+            )
+            slow = slow_words(prepared, step_ms, trainer.predicted_from)
+            if slow and not warned:
+                display.note(f"note: {slow}")
+            if arguments.trace:
+                trainer.listener = StepTracer(trainer, arguments.trace)
             result = trainer.run()
     finally:
         prepared.backend.close()
@@ -109,13 +180,42 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def simulate_steps(prepared: Prepared, trace_path: str | None) -> None:
+    """What a run would take, and a trace of its step if asked for."""
+    marks = Marks(prepared.backend)
+    say(simulated_run(prepared, marks))
+    if trace_path:
+        marks.trace(f"simulated, {prepared.backend.caps.cost_source}").write(trace_path)
+        say(f"trace of the simulated step: '{trace_path}'; open it at ui.perfetto.dev")
+
+
 def say(text: str) -> None:
     """A line on standard output, at once."""
     print(text, flush=True)
 
 
-def announce(prepared: Prepared) -> None:
-    """Device, data and plan in words, before anything runs."""
+def complete(folder: RunFolder, state: State, prepared: Prepared) -> bool:
+    """Whether a checkpoint is at the end of the run that is asked for, and its weights have been evaluated."""
+    return state["step"] >= prepared.steps.total and folder.metrics.on_disk(state["step"], "test")
+
+
+def prepare_again(config: Config, state: State, reserve_bytes: int | None) -> Prepared:
+    """Prepare with the algorithms of a checkpoint; if that does not fit, the error says whose they are."""
+    try:
+        return prepare(config, state["algorithms"], say, reserve_bytes)
+    except BudgetError as error:
+        raise BudgetError(
+            f"{error}; the algorithms are those recorded in the checkpoint of step {state['step']}, which a resumed "
+            "run keeps: raise the limit, or start anew without --resume to have them chosen for it",
+            layer=error.layer,
+            needed_bytes=error.needed_bytes,
+            budget_bytes=error.budget_bytes,
+            smallest_bytes=error.smallest_bytes,
+        ) from error
+
+
+def announce(prepared: Prepared, limit_source: str) -> bool:
+    """Device, data and plan in words, before anything runs; whether that says that the run will be slow."""
     caps = prepared.backend.caps
     say(f"device: {caps.description} ({prepared.device_reason})")
     say(f"data: {prepared.source.description}")
@@ -125,13 +225,40 @@ def announce(prepared: Prepared) -> None:
         say(f"note: {sentence}")
     plans, step_ms = prepared.plans, prepared.predicted_step_ms()
     limit = prepared.budget.device_bytes
-    say(plan_summary(plans.slab_bytes, plans.host_bytes, step_ms, prepared.report(), limit))
-    if caps.has_data and not caps.simulated and step_ms > SLOW_STEP_MS:
-        whole = step_ms * prepared.steps.total / 3.6e6
-        say(
-            f"note: on this {caps.name} a step will take about {step_ms / 1000:,.1f} s "
-            f"({caps.cost_source}), the whole run about {whole:,.1f} hours; try --iterations 1, or --device simulated"
-        )
+    limited = f"{format_bytes(limit)} ({limit_source})" if limit is not None else None
+    say(plan_summary(plans.slab_bytes, plans.host_bytes, step_ms, prepared.report(), limited))
+    slow = slow_words(prepared, step_ms, caps.cost_source)
+    if slow:
+        say(f"note: {slow}")
+    return bool(slow)
+
+
+def slow_words(prepared: Prepared, step_ms: float, source: str) -> str | None:
+    """A sentence if the CPU will be long about it, with steps of `step_ms` as known from `source`."""
+    whole_ms = run_ms(prepared, step_ms)
+    if prepared.backend.caps.name != "cpu" or (step_ms <= SLOW_STEP_MS and whole_ms <= SLOW_RUN_MS):
+        return None
+    return (
+        f"on this cpu a step will take about {format_ms(step_ms)} ({source}), the whole run with its evaluations about "
+        f"{format_ms(whole_ms)}; try --iterations 1, or --device simulated"
+    )
+
+
+def training_words(graph: Graph) -> list[str]:
+    """What makes the loss and accuracy of training differ in kind from those of the test images."""
+    layers = [node.layer for node in graph.nodes.values()]
+    found = []
+    if any(layer.label_smoothing for layer in layers if isinstance(layer, SoftmaxLoss)):
+        found.append("train loss is that of smoothed labels, test loss that of the labels themselves")
+    if any(layer.p for layer in layers if isinstance(layer, Dropout)):
+        found.append("train loss and accuracy are measured with dropout on, those of test without")
+    return found
+
+
+def limit_phrase(prepared: Prepared) -> str:
+    """ ", limit 12.0 GiB" where there is one."""
+    limit = prepared.budget.device_bytes
+    return f", limit {format_bytes(limit)}" if limit is not None else ""
 
 
 def unexpected(prepared: Prepared) -> list[str]:
@@ -142,10 +269,15 @@ def unexpected(prepared: Prepared) -> list[str]:
         found.append(
             f"train.batch_size is {config.train.batch_size:,}, but a step has only the {images:,} images there are"
         )
-    if config.profile is not None and not caps.simulated:
-        found.append(f"profile '{config.profile}' is not read by device {caps.name}, only by --device simulated")
+    sentence = unread_profile(config, caps)
+    if sentence:
+        found.append(sentence)
     if caps.simulated and config.debug != DebugConfig():
-        found.append(f"debug is not read by device {caps.name}, only by --device cpu")
+        found.append(f"debug is not read by device {caps.name}")
+    if caps.name == "cuda" and config.debug.stream_order is not None:
+        found.append("debug.stream_order is not read by device cuda, only by --device cpu")
+    if caps.name == "cpu" and config.debug.copy_repeats != 1:
+        found.append("debug.copy_repeats is not read by device cpu, only by --device cuda")
     return found
 
 
@@ -176,15 +308,13 @@ def differences(config: Config, state: State) -> list[str]:
 
 def closing(prepared: Prepared, result: Result) -> str:
     """The last lines: what was reached, and whether what was said before came true."""
-    slab = prepared.plans.slab_bytes
-    limit = prepared.budget.device_bytes
     step_ms = result.measured_step_ms
-    measured = f"{step_ms:,.1f} ms (median)" if isfinite(step_ms) else "no step of full size"
+    measured = f"{format_ms(step_ms)} (median)" if isfinite(step_ms) else "no step of full size"
     lines = [
         f"done: {result.steps} steps, test accuracy {result.accuracy:.2%}, test loss {result.loss:.4f} "
         f"({prepared.source.description})",
-        f"memory: planned {format_bytes(slab)}, used at most {format_bytes(result.used_bytes)}"
-        + (f", limit {format_bytes(limit)}" if limit is not None else ""),
-        f"time: predicted {result.predicted_step_ms:,.1f} ms per step, measured {measured}",
+        f"memory: planned {exact_bytes(prepared.plans.slab_bytes)}, used at most {exact_bytes(result.used_bytes)}"
+        f"{limit_phrase(prepared)}",
+        f"time: predicted {format_ms(result.predicted_step_ms)} per step, measured {measured}",
     ]
     return "\n".join(lines)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from math import prod
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,23 @@ class _Slab:
             self._map.close()
 
 
+def _check_guard(guard: NDArray[np.uint8], what: str) -> None:
+    wrong = np.flatnonzero(guard != POISON)
+    if wrong.size:
+        raise VdnnError(f"{what}: byte {wrong[0]} of {guard.size} that belong to nobody was written")
+
+
+class _Mark:
+    """When a stream got to a point, in seconds of the monotonic clock; NaN before."""
+
+    def __init__(self) -> None:
+        self.seconds = float("nan")
+
+    def reach(self) -> None:
+        """It is now."""
+        self.seconds = perf_counter()
+
+
 class CpuBackend:
     """Runs every step of a plan on the CPU.
 
@@ -70,15 +88,19 @@ class CpuBackend:
             description=f"CPU, NumPy {np.__version__}, {os.cpu_count()} cores, {mode}",
             memory_bytes=int(0.8 * psutil.virtual_memory().available),
             rates=RATES,
+            poisons=poison,
             cost_source="estimated from nominal CPU rates",
         )
 
     def open(self, slab_bytes: int, host_bytes: int) -> None:
-        """Take both slabs. Bytes, 0 or more; their content is 0 at first."""
+        """Take both slabs. Bytes, 0 or more; their content is 0 at first, or poison."""
         if self._opened is not None:
             raise VdnnError("the cpu backend is open already; close it first")
         streams = ThreadedStreams() if self._order is None else OrderedStreams(self._order)
-        self._opened = _Slab(slab_bytes), _Slab(host_bytes), streams
+        device = _Slab(slab_bytes)
+        if self._poison:
+            device.bytes.fill(POISON)
+        self._opened = device, _Slab(host_bytes), streams
 
     def view(self, spec: TensorSpec, root: TensorSpec, offset: int) -> Array:
         """The array of `spec` over the slab; of some channels of `root`, the strided view (N, C, ...)."""
@@ -122,6 +144,16 @@ class CpuBackend:
         """Hold `stream` until the latest record of `event` before this call is reached."""
         self._open[2].wait(event, stream)
 
+    def mark(self, stream: str) -> _Mark:
+        """The time at which `stream` gets here."""
+        mark = _Mark()
+        self._run("mark", mark.reach, stream)
+        return mark
+
+    def between_ms(self, first: _Mark, second: _Mark) -> float:
+        """Difference of the times; NaN if an error kept a stream from getting there."""
+        return 1000 * (second.seconds - first.seconds)
+
     def feed(self, array: Any, value: NDArray[Any], stream: str) -> None:
         """array = value, of equal shape and dtype."""
         self._run("feed", partial(np.copyto, array, value, casting="no"), stream)
@@ -129,6 +161,11 @@ class CpuBackend:
     def fetch(self, array: Any, out: NDArray[Any], stream: str) -> None:
         """out = array, of equal shape and dtype."""
         self._run("fetch", partial(np.copyto, out, array, casting="no"), stream)
+
+    def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
+        """Check the poison in bytes that belong to nobody, if there is any."""
+        if self._poison:
+            self._run("guard", partial(_check_guard, self._open[0].bytes[offset : offset + nbytes], what), stream)
 
     def freed(self, offset: int, nbytes: int, stream: str) -> None:
         """Poison the bytes, if asked to."""
@@ -142,6 +179,10 @@ class CpuBackend:
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
         """Algorithms with exact workspaces and nominal times, fastest first."""
         return estimate(op, program)
+
+    def held_bytes(self) -> int:
+        """0: the limit is for the slab alone."""
+        return 0
 
     def capture(self, body: Callable[[], None]) -> None:
         """Nothing to capture: every run goes step by step."""

@@ -10,7 +10,7 @@ cuDNN computes convolutions and cuBLAS matrix products, on workspaces of the pla
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -26,6 +26,7 @@ from vdnn.runtime.backend import Caps
 from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.cublas import Cublas
 from vdnn.runtime.backends.cuda.cudnn import Handle
+from vdnn.runtime.backends.cuda.debug import INTACT, check
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, KernelSet, workspace_bytes
 from vdnn.runtime.backends.cuda.library import load_cupy
 from vdnn.runtime.backends.cuda.memory import Ledger
@@ -33,6 +34,8 @@ from vdnn.runtime.backends.cuda.pinned import PinnedSlab
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, Products
 from vdnn.runtime.backends.cuda.search import Search
 
+POISON = 0xFF
+"""A NaN in float32 and float64."""
 GEMM_WORKSPACE = 4 * 2**20
 """Bytes for a matrix product; cuBLAS recommends 32 MiB on Hopper and takes less."""
 MEMORY_SHARE = 0.85
@@ -46,6 +49,7 @@ class CudaBackend:
     Args:
         memory_limit: bytes that the process may hold on the card, context included; None for all that is free.
         poison: fill freed bytes with NaN.
+        copy_repeats: do each copy so often, to make the copy streams late.
         progress: told in words what takes long.
     """
 
@@ -54,11 +58,12 @@ class CudaBackend:
         memory_limit: int | None = None,
         *,
         poison: bool = False,
+        copy_repeats: int = 1,
         progress: Callable[[str], None] | None = None,
     ):
         cupy = load_cupy()
         self._cupy, self._runtime = cupy, cupy.cuda.runtime
-        self._poison, self._progress = poison, progress
+        self._poison, self._copy_repeats, self._progress = poison, copy_repeats, progress
         self.ledger = Ledger()
         self._streams = {name: cupy.cuda.Stream(non_blocking=True) for name in STREAMS}
         compute = self._streams["compute"]
@@ -68,7 +73,8 @@ class CudaBackend:
         self._products = Products(self._handle, self._cublas)
         self._kernels = KernelSet()
         self._events: dict[int, Any] = {}
-        self._slab = 0
+        self._slab = self._first_wrong = 0
+        self._guards: list[str] = []
         self._sizes = (0, 0)
         self._pinned: PinnedSlab | None = None
         self._stages: dict[tuple[int, int], _Stage] = {}
@@ -93,6 +99,7 @@ class CudaBackend:
             rates=PCIE_RATES,
             cost_source=source,
             measured_costs=True,
+            poisons=poison,
             reserve_bytes=reserve,
         )
         key = {
@@ -112,7 +119,10 @@ class CudaBackend:
             raise VdnnError("the cuda backend is open already; close it first")
         self._sizes = (slab_bytes, host_bytes)
         self._slab = self._runtime.malloc(max(slab_bytes, 256))
-        self._runtime.memset(self._slab, 0, max(slab_bytes, 256))
+        self._runtime.memset(self._slab, POISON if self._poison else 0, max(slab_bytes, 256))
+        if self._poison:
+            self._first_wrong = self._runtime.malloc(8)
+            self._runtime.memset(self._first_wrong, 0xFF, 8)
         if host_bytes:
             self._pinned = PinnedSlab(host_bytes, self._progress)
         self._opened = True
@@ -120,6 +130,7 @@ class CudaBackend:
 
     def view(self, spec: TensorSpec, root: TensorSpec, offset: int) -> DeviceArray:
         """Address, shape and strides of `spec` in the slab."""
+        self._require_open()
         item = DTYPE_BYTES[spec.dtype]
         strides = [prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
         start = offset
@@ -134,13 +145,16 @@ class CudaBackend:
         """Give everything back. A second call does nothing."""
         if not self._opened:
             return
-        self._opened = False
         self.sync()
+        self._opened = False
         self.ledger.allow_allocations()
         for stage in self._stages.values():
             stage.memory = None
         self._stages = {}
         self._runtime.free(self._slab)
+        if self._first_wrong:
+            self._runtime.free(self._first_wrong)
+            self._first_wrong = 0
         if self._pinned is not None:
             self._pinned.close()
             self._pinned = None
@@ -162,12 +176,12 @@ class CudaBackend:
 
     def copy_out(self, offset: int, host_offset: int, nbytes: int, stream: str) -> None:
         """Slab bytes to pinned bytes."""
-        for part, host_part, size in self._parts(offset, host_offset, nbytes):
+        for part, host_part, size in self._parts(offset, host_offset, nbytes) * self._copy_repeats:
             self._copy(host_part, part, size, self._runtime.memcpyDeviceToHost, stream)
 
     def copy_in(self, offset: int, host_offset: int, nbytes: int, stream: str) -> None:
         """Pinned bytes to slab bytes."""
-        for part, host_part, size in self._parts(offset, host_offset, nbytes):
+        for part, host_part, size in self._parts(offset, host_offset, nbytes) * self._copy_repeats:
             self._copy(part, host_part, size, self._runtime.memcpyHostToDevice, stream)
 
     def record(self, event: int, stream: str) -> None:
@@ -181,6 +195,16 @@ class CudaBackend:
         if event not in self._events:
             raise PlanError(f"stream '{stream}' waits for event {event}, which nothing records")
         self._streams[stream].wait_event(self._events[event])
+
+    def mark(self, stream: str) -> Any:
+        """A CUDA event with a time, on `stream`; within a capture it tells nothing."""
+        event = self._cupy.cuda.Event()
+        event.record(self._streams[stream])
+        return event
+
+    def between_ms(self, first: Any, second: Any) -> float:
+        """As the GPU measured it, to about half a µs."""
+        return float(self._cupy.cuda.get_elapsed_time(first, second))
 
     def feed(self, array: Any, value: NDArray[Any], stream: str) -> None:
         """Upload through a pinned stage of the array's own."""
@@ -203,20 +227,33 @@ class CudaBackend:
         else:
             self._waiting.append((stage, out))
 
+    def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
+        """Check the poison in bytes that belong to nobody, if there is any."""
+        if self._poison and nbytes:
+            check(self._kernels, self._slab + offset, nbytes, POISON, self._first_wrong, self._streams[stream])
+            self._guards.append(what)
+
     def freed(self, offset: int, nbytes: int, stream: str) -> None:
         """Poison the bytes, if asked to."""
         if self._poison:
-            self._runtime.memsetAsync(self._slab + offset, 0xFF, nbytes, self._streams[stream].ptr)
+            self._runtime.memsetAsync(self._slab + offset, POISON, nbytes, self._streams[stream].ptr)
 
     def sync(self) -> None:
         """Wait for all streams and hand out what was fetched."""
+        self._require_open()
         for stream in self._streams.values():
             stream.synchronize()
+        if self._guards:
+            self._look_at_guards()
         for stage, out in self._waiting:
             np.copyto(out, stage.array)
         self._waiting = []
         for stage in self._stages.values():
             stage.busy_on = None
+
+    def held_bytes(self) -> int:
+        """By NVML, or the driver where there is none."""
+        return self.ledger.used_bytes()
 
     def capture(self, body: Callable[[], None]) -> CudaReplay:
         """One CUDA graph of everything `body` puts on the three streams."""
@@ -253,18 +290,33 @@ class CudaBackend:
 
     # ---- within
 
+    def _require_open(self) -> None:
+        if not self._opened:
+            raise VdnnError("the cuda backend is not open; call open(slab_bytes, host_bytes) first")
+
     def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: str) -> None:
         self._runtime.memcpyAsync(target, source, nbytes, kind, self._streams[stream].ptr)
 
-    def _parts(self, offset: int, host_offset: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+    def _look_at_guards(self) -> None:
+        wrong = np.zeros(1, np.uint64)
+        self._runtime.memcpy(wrong.ctypes.data, self._first_wrong, 8, self._runtime.memcpyDeviceToHost)
+        checked, self._guards = self._guards, []
+        if wrong[0] != INTACT:
+            self._runtime.memset(self._first_wrong, 0xFF, 8)
+            raise VdnnError(
+                f"byte {wrong[0]} of bytes that belong to nobody was written; checked: {', '.join(checked)}"
+            )
+
+    def _parts(self, offset: int, host_offset: int, nbytes: int) -> list[tuple[int, int, int]]:
         """(device address, host address, bytes) of a copy, cut where two registrations of host memory meet."""
+        self._require_open()
         for start, size in zip((offset, host_offset), self._sizes, strict=True):
             if start < 0 or start + nbytes > size:
                 raise PlanError(f"copy of bytes {start} to {start + nbytes} outside a slab of {size} bytes")
         if self._pinned is None:
             raise PlanError("a copy to the host, but the plan asked for no host memory")
-        for start, size in self._pinned.pieces(host_offset, nbytes):
-            yield self._slab + offset + start - host_offset, self._pinned.address + start, size
+        shift = self._slab + offset - host_offset
+        return [(shift + at, self._pinned.address + at, n) for at, n in self._pinned.pieces(host_offset, nbytes)]
 
     def _stage(self, array: DeviceArray) -> _Stage:
         key = (array.ptr, array.nbytes)

@@ -83,6 +83,14 @@ class SimulatedBackend:
             raise PlanError(f"stream '{stream}' waits for event {event}, which nothing records")
         self._clock.wait(event, stream)
 
+    def mark(self, stream: str) -> float:
+        """The time of `stream` in ms since the backend was made."""
+        return self.elapsed_ms + self._clock.now[stream]
+
+    def between_ms(self, first: float, second: float) -> float:
+        """Their difference."""
+        return second - first
+
     def feed(self, array: TensorSpec, value: NDArray[Any], stream: str) -> None:
         """Let the upload pass on `stream`."""
         self._clock.copy("in", array.nbytes, stream)
@@ -90,6 +98,9 @@ class SimulatedBackend:
     def fetch(self, array: TensorSpec, out: NDArray[Any], stream: str) -> None:
         """Let the download pass on `stream`; `out` keeps its content."""
         self._clock.copy("out", array.nbytes, stream)
+
+    def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
+        """Nothing: there are no bytes to look at."""
 
     def freed(self, offset: int, nbytes: int, stream: str) -> None:
         """Nothing: there are no bytes to poison."""
@@ -105,6 +116,10 @@ class SimulatedBackend:
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
         """The profile's candidates."""
         return model_candidates(op, operands(op, program), self.profile)
+
+    def held_bytes(self) -> int:
+        """0: the limit is for the slab alone."""
+        return 0
 
     def capture(self, body: Callable[[], None]) -> None:
         """Nothing to capture: every run goes step by step."""
