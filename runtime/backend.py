@@ -94,6 +94,9 @@ class Backend(Protocol):
     def fetch(self, array: Any, out: NDArray[Any], stream: str) -> None:
         """Read `array` into host memory `out`, valid after sync."""
 
+    def read(self, array: Any) -> NDArray[Any]:
+        """The numbers in `array` now, after a sync: for looking at what a kernel made."""
+
     def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
         """These bytes belong to nobody: a debug mode checks that they still hold poison; sync raises, naming `what`."""
 

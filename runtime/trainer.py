@@ -321,9 +321,7 @@ class Trainer:
         found: list[Op] = []
 
         def look(op: Op, arrays: Mapping[str, Any]) -> None:
-            if not found and any(
-                not np.isfinite(arrays[arg]).all() for arg in op.writes if arrays[arg].dtype.kind == "f"
-            ):
+            if not found and not all(np.isfinite(self.backend.read(arrays[arg])).all() for arg in op.writes):
                 found.append(op)
 
         Executor(self.backend, executor.plan, executor.program, inspect=look).run(feeds)

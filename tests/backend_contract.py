@@ -268,10 +268,24 @@ def small_program(mode: str) -> Program:
     return lower(g, 2, mode)
 
 
+def read_gives_the_numbers_of_a_view(backend: Backend) -> None:
+    """Of a whole tensor and of some of its channels, which lie apart in memory."""
+    root = TensorSpec("cat", "act", (2, 5, 2, 2))
+    part = TensorSpec("branch", "act", (2, 2, 2, 2), view_of="cat", channel=3)
+    whole = backend.view(root, root, SLOT_BYTES)
+    numbers = np.arange(40, dtype=np.float32).reshape(root.shape)
+    backend.feed(whole, numbers, "compute")
+    backend.sync()
+    if backend.caps.has_data:
+        assert np.array_equal(backend.read(whole), numbers)
+        assert np.array_equal(backend.read(backend.view(part, root, SLOT_BYTES)), numbers[:, 3:])
+
+
 CHECKS: tuple[Callable[[Backend], None], ...] = (
     events_order_the_streams,
     a_wait_is_for_the_latest_record,
     a_view_may_be_some_channels,
+    read_gives_the_numbers_of_a_view,
     a_second_open_raises,
     close_twice_does_nothing_and_use_after_it_raises,
     places_outside_a_slab_raise,

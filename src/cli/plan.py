@@ -8,34 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 from vdnn.cli.options import add_config_options, guarded, limit_words, read_config, unread_profile
 from vdnn.cli.tables import print_report, wide_console
-from vdnn.errors import BudgetError
-from vdnn.layers.op import Program
 from vdnn.memory.clock import simulate
-from vdnn.memory.costs import CostTable
-from vdnn.memory.decisions import Decisions
-from vdnn.memory.passes import apply_decisions
-from vdnn.memory.plan import Plan
-from vdnn.memory.policy import MEMORY_OPTIMAL, POLICIES, Budget, make_plan, smallest_plan
 from vdnn.memory.report import make_report
-from vdnn.memory.verify import verify
 from vdnn.networks import build
 from vdnn.runtime.devices import open_device
+from vdnn.runtime.dry_plan import plan_parts, whole_step
 from vdnn.runtime.files import write_file
-from vdnn.runtime.planset import step_parts
-from vdnn.runtime.prepare import backend_costs, make_budget, make_recipe
+from vdnn.runtime.prepare import make_budget
 from vdnn.runtime.trace import plan_trace
 from vdnn.units import format_bytes
-
-SMALLEST: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
-    "dyn": ("all", {"algorithms": MEMORY_OPTIMAL}, "all with memory-optimal algorithms"),
-}
-"""Policy that searches → what it takes last: a policy, what it changes of the budget, and both in words."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -77,23 +61,19 @@ def plan(arguments: argparse.Namespace) -> int:
     if sentence:
         print(f"note: {sentence}", file=sys.stderr)
     budget = make_budget(config, backend)
-    micro = -(-config.train.batch_size // config.train.accumulate)
-    key = step_parts(config.train.batch_size, micro)[-1]
-    program = make_recipe(config).lower(graph, key)
-    costs = backend_costs(backend, program, config.deterministic)
     limit = None
     if budget.device_bytes is not None:
         source = limit_words(arguments, config, backend.caps, budget.device_bytes)
         limit = f"{format_bytes(budget.device_bytes)} ({source})"
-    refusal: BudgetError | None = None
-    try:
-        decisions, made = make_plan(program, costs, config.memory.policy, budget)
-    except BudgetError as error:
-        refusal = error
-        decisions, made = refused_plan(program, costs, config.memory.policy, budget)
-    planned = apply_decisions(program, decisions)
-    verify(planned, made)
-    report = make_report(made, planned, decisions, costs, paper=arguments.paper)
+    parts = plan_parts(config, graph, backend, budget)
+    worst = max(parts, key=lambda part: part.plan.slab_bytes)
+    made, planned, decisions, costs = worst.plan, worst.program, worst.decisions, worst.costs
+    refusal = max((p.refusal for p in parts if p.refusal), key=lambda error: error.needed_bytes, default=None)
+    report = whole_step(
+        make_report(made, planned, decisions, costs, paper=arguments.paper),
+        [make_report(p.plan, p.program, p.decisions, p.costs) for p in parts],
+        config.train.batch_size,
+    )
     fits = refusal is None
     if arguments.save_plan:
         write_file(arguments.save_plan, json.dumps(made.to_json()).encode())
@@ -116,20 +96,6 @@ def plan(arguments: argparse.Namespace) -> int:
     if refusal is not None and limit_given(arguments):
         raise refusal
     return 0
-
-
-def refused_plan(program: Program, costs: CostTable, policy: str, budget: Budget) -> tuple[Decisions, Plan]:
-    """The plan of `policy` that takes least of the device, for a budget in which none of its plans fits."""
-    slabs = (("device", budget.device_bytes), ("host", budget.host_bytes))
-    limits = " and ".join(f"{format_bytes(n)} of the {slab}" for slab, n in slabs if n is not None)
-    used, changes, words = SMALLEST.get(policy, (policy, {}, ""))
-    free = replace(budget, device_bytes=None, host_bytes=None)
-    decisions = POLICIES[used](program, costs, replace(free, **changes))
-    how = [words] * bool(words) + ["nothing fetched early"] * bool(decisions.offload)
-    note = f"nothing fits in {limits} with policy '{policy}'; this is its smallest plan"
-    note += f": {', '.join(how)}" if how else ""
-    decisions = replace(decisions, policy=policy, prefetch_bytes=0, notes=(*decisions.notes, note))
-    return decisions, smallest_plan(program, decisions, free)
 
 
 def limit_given(arguments: argparse.Namespace) -> bool:

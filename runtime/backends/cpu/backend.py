@@ -162,6 +162,10 @@ class CpuBackend:
         """out = array, of equal shape and dtype."""
         self._run("fetch", partial(np.copyto, out, array, casting="no"), stream)
 
+    def read(self, array: Any) -> NDArray[Any]:
+        """A copy of `array`."""
+        return np.array(array)
+
     def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
         """Check the poison in bytes that belong to nobody, if there is any."""
         if self._poison:

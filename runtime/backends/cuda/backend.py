@@ -227,6 +227,17 @@ class CudaBackend:
         else:
             self._waiting.append((stage, out))
 
+    def read(self, array: DeviceArray) -> NDArray[Any]:
+        """A copy on the host, image by image where they lie apart."""
+        out = np.empty(array.shape, array.dtype)
+        images = out.reshape(1, -1) if array.is_contiguous else out.reshape(array.shape[0], -1)
+        step = array.itemsize * array.image_stride
+        for i, image in enumerate(images):
+            self._runtime.memcpy(
+                image.ctypes.data, array.ptr + i * step, image.nbytes, self._runtime.memcpyDeviceToHost
+            )
+        return out
+
     def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
         """Check the poison in bytes that belong to nobody, if there is any."""
         if self._poison and nbytes:
