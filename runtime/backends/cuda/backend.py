@@ -41,6 +41,10 @@ GEMM_WORKSPACE = 4 * 2**20
 MEMORY_SHARE = 0.85
 """Of the copy bandwidth that other kernels are expected to reach, for predictions."""
 PCIE_RATES = CopyRates(d2h_gbps=50.0, h2d_gbps=50.0, both_gbps=80.0, latency_us=8.0)
+COPY_WORDS = (
+    "other ops from its memory bandwidth, "
+    f"copies assumed at {PCIE_RATES.d2h_gbps:g} GB/s each way and {PCIE_RATES.both_gbps:g} both"
+)
 
 
 class CudaBackend:
@@ -89,7 +93,7 @@ class CudaBackend:
         free, total = self._runtime.memGetInfo()
         limit = memory_limit if memory_limit is not None else free + reserve
         self._copy_gbps = 2e-6 * properties["memoryClockRate"] * properties["memoryBusWidth"] / 8
-        source = f"measured on {name}, cuDNN {library.version_text}; other ops from its memory bandwidth"
+        source = f"measured on {name}, cuDNN {library.version_text}; {COPY_WORDS}"
         self.caps = Caps(
             name="cuda",
             has_data=True,
@@ -266,8 +270,10 @@ class CudaBackend:
         """By NVML, or the driver where there is none."""
         return self.ledger.used_bytes()
 
-    def capture(self, body: Callable[[], None]) -> CudaReplay:
-        """One CUDA graph of everything `body` puts on the three streams."""
+    def capture(self, body: Callable[[], None]) -> CudaReplay | None:
+        """One CUDA graph of everything `body` puts on the three streams; none while guards are to be looked at."""
+        if self._poison:
+            return None
         compute, others = self._streams["compute"], [s for n, s in self._streams.items() if n != "compute"]
         fork, joins = self._cupy.cuda.Event(disable_timing=True), []
         self._capturing = _Capture([], [])

@@ -72,5 +72,5 @@ def _open_nvml() -> tuple[Any, Any] | None:
 
         bus = runtime.deviceGetPCIBusId(Device().id)
         return pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(bus.encode() if isinstance(bus, str) else bus)
-    except Exception:
+    except pynvml.NVMLError:
         return None  # a machine without NVML: the driver's own numbers serve

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,6 +40,18 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "vdnn" / "algorithms"
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of one problem: its candidates, and the limit some were left out under; None if none was."""
+
+    candidates: tuple[Candidate, ...]
+    limit_bytes: int | None
+
+    def serves(self, limit_bytes: int) -> bool:
+        """Whether nothing would be added by measuring again under `limit_bytes`."""
+        return self.limit_bytes is None or self.limit_bytes >= limit_bytes
+
+
 class Search:
     """Times convolutions on the stream that the products' handle is bound to.
 
@@ -54,21 +66,19 @@ class Search:
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         self.path = cache_folder() / f"{digest}.json"
         self.key = dict(key)
-        self.known: dict[str, tuple[Candidate, ...]] = {}
-        self.measured = 0
+        self.known: dict[str, Measured] = {}
         self._load()
 
     def candidates(self, op: Op, arrays: Mapping[str, DeviceArray]) -> tuple[Candidate, ...]:
         """Candidates of a conv op, fastest first, measured now or before."""
         problem = replace(conv_problem(op, arrays), alignment=16)
         key = str(problem)
-        if key not in self.known:
+        if key not in self.known or not self.known[key].serves(self.limit_bytes):
             self.known[key] = self._measure(problem)
-            self.measured += 1
             self._save()
-        return self.known[key]
+        return self.known[key].candidates
 
-    def _measure(self, problem: ConvProblem) -> tuple[Candidate, ...]:
+    def _measure(self, problem: ConvProblem) -> Measured:
         from cupy.cuda import runtime
 
         shapes, strides = {"x": problem.x, "w": problem.w, "y": problem.y}, problem.strides()
@@ -86,7 +96,8 @@ class Search:
                 offset += -(-nbytes // ALIGN) * ALIGN
             pointers = [places[role] for role in OPERANDS[problem.direction]]
             out = OPERANDS[problem.direction][2]
-            return self._time_all(fits, pointers, offset, sizes[out] // 4)
+            found = self._time_all(fits, pointers, offset, sizes[out] // 4)
+            return Measured(found, None if len(fits) == len(plans) else self.limit_bytes)
         finally:
             self.stream.synchronize()
             runtime.free(memory)
@@ -134,12 +145,15 @@ class Search:
     def _load(self) -> None:
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-            self.known = {k: tuple(Candidate(**c) for c in rows) for k, rows in data["problems"].items()}
-        except (OSError, ValueError, KeyError, TypeError):
+            self.known = {
+                problem: Measured(tuple(Candidate(**c) for c in row["candidates"]), row["limit_bytes"])
+                for problem, row in data["problems"].items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             self.known = {}  # nothing kept yet, or a damaged file: measure again
 
     def _save(self) -> None:
-        rows = {problem: [asdict(c) for c in found] for problem, found in self.known.items()}
+        rows = {problem: asdict(found) for problem, found in self.known.items()}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part = self.path.with_suffix(f".{os.getpid()}.part")
