@@ -25,6 +25,13 @@ class Add(Layer):
 
     kind = "add"
 
+    @property
+    def shares_gradient(self) -> bool:
+        return True
+
+    def works_in_place(self, training: bool) -> bool:
+        return True
+
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
         if len(inputs) != 2:
             raise ShapeError(name, "x", expected="two inputs", got=str(len(inputs)))

@@ -57,8 +57,26 @@ class Layer:
         return False
 
     @property
-    def passes_through(self) -> bool:
-        """Whether the output is the input's own value, with no op in forward (flatten)."""
+    def joins_channels(self) -> bool:
+        """Whether the output is its inputs side by side along channels, so that they may be written into it."""
+        return False
+
+    @property
+    def shares_gradient(self) -> bool:
+        """Whether the gradients of the inputs may be the output's own gradient, or parts of it."""
+        return False
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the layer ends the network, or one head of it, with a loss per image."""
+        return False
+
+    def passes_through(self, training: bool) -> bool:
+        """Whether the output is the input's own value, with no op in forward."""
+        return False
+
+    def works_in_place(self, training: bool) -> bool:
+        """Whether forward writes y over its first input where nothing else needs that."""
         return False
 
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:

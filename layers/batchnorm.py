@@ -33,6 +33,9 @@ class BatchNorm(Layer):
 
     kind = "batchnorm"
 
+    def works_in_place(self, training: bool) -> bool:
+        return not training
+
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
         return one_input(name, inputs)
 

@@ -26,6 +26,14 @@ class Concat(Layer):
 
     kind = "concat"
 
+    @property
+    def joins_channels(self) -> bool:
+        return True
+
+    @property
+    def shares_gradient(self) -> bool:
+        return True
+
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
         if len(inputs) < 2:
             raise ShapeError(name, "x", expected="two inputs or more", got=str(len(inputs)))

@@ -38,6 +38,12 @@ class Dropout(Layer):
     def overwrites_gradient(self) -> bool:
         return True
 
+    def passes_through(self, training: bool) -> bool:
+        return not training
+
+    def works_in_place(self, training: bool) -> bool:
+        return training
+
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
         if not 0 <= self.p < 1:
             raise ShapeError(name, "y", expected="p from 0 up to, not including, 1", got=str(self.p))

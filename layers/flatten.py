@@ -23,8 +23,7 @@ class Flatten(Layer):
 
     kind = "flatten"
 
-    @property
-    def passes_through(self) -> bool:
+    def passes_through(self, training: bool) -> bool:
         return True
 
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:

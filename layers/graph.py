@@ -85,7 +85,7 @@ class Graph:
     @property
     def loss(self) -> Node:
         """The main loss: the last softmax_loss node. Earlier ones are auxiliary heads, used in training only."""
-        heads = [node for node in self.nodes.values() if node.layer.kind == "softmax_loss"]
+        heads = [node for node in self.nodes.values() if node.layer.is_head]
         if not heads:
             raise ShapeError(self.name, "loss", expected="a softmax_loss layer at the end", got="none")
         return heads[-1]

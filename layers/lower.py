@@ -116,13 +116,9 @@ class Lowering:
         if tensor == self.graph.input or len(self.consumers[tensor]) != 1:
             return True
         node = self.graph.nodes[tensor]
-        if node.layer.kind == "concat" or self._is_alias(node):
+        if node.layer.joins_channels or node.layer.passes_through(self.training):
             return any(self._read_elsewhere(t) for t in node.inputs)
         return self.training and node.layer.needs_output
-
-    def _is_alias(self, node: Node) -> bool:
-        """Whether y of `node` is its input's own tensor."""
-        return node.layer.passes_through or (node.layer.kind == "dropout" and not self.training)
 
     # ---- gradients
 
@@ -132,7 +128,7 @@ class Lowering:
 
     def canonical(self, tensor: str) -> str:
         """The graph tensor whose value `tensor` is, below layers that pass their input through."""
-        while tensor in self.graph.nodes and self.graph.nodes[tensor].layer.passes_through:
+        while tensor in self.graph.nodes and self.graph.nodes[tensor].layer.passes_through(training=True):
             tensor = self.graph.nodes[tensor].inputs[0]
         return tensor
 
@@ -154,7 +150,7 @@ class Lowering:
         if tensor in self._grad:
             return self._grad[tensor], True
         shape = (self.batch, *self.graph.shape(tensor))
-        if over is not None and self.graph.nodes[tensor].layer.kind == "concat":
+        if over is not None and self.graph.nodes[tensor].layer.joins_channels:
             # its branches take channels of this gradient, and those of a flattened storage are no channels of images
             root = self.tensors[self.tensors[over].storage]
             over = over if root.shape[2:] == shape[2:] else None
@@ -182,7 +178,7 @@ class Lowering:
         found = []
         for consumer in self.consumers[tensor]:
             node = self.graph.nodes[consumer]
-            found.extend(self._contributors(consumer) if node.layer.passes_through else [node.index])
+            found.extend(self._contributors(consumer) if node.layer.passes_through(training=True) else [node.index])
         return found
 
     def last_gradient_read(self, tensor: str) -> int:
@@ -193,7 +189,7 @@ class Lowering:
 
     def _rewrites(self, tensor: str) -> bool:
         layer = self.graph.nodes[tensor].layer
-        return layer.overwrites_gradient or layer.passes_through or layer.kind in ("add", "concat")
+        return layer.overwrites_gradient or layer.shares_gradient or layer.passes_through(training=True)
 
     # ---- ops
 
@@ -312,7 +308,7 @@ class Lowering:
     def _place_concats(self) -> None:
         """Let each branch of a concatenation write into its channels, if nothing else claims its bytes."""
         for node in reversed(self.nodes):
-            if node.layer.kind != "concat":
+            if not node.layer.joins_channels:
                 continue
             whole = self.output(node)
             channel = 0
@@ -324,15 +320,18 @@ class Lowering:
 
     def _owner(self, tensor: str, node: Node) -> str | None:
         """The graph tensor that will own the bytes of `tensor` (below in-place layers), if it may move into `node`."""
-        in_place = ("relu", "dropout", "add") if self.training else ("relu", "dropout", "add", "batchnorm")
         while tensor != self.graph.input and node.inputs.count(tensor) == 1 and tensor not in self._slot:
             producer = self.graph.nodes[tensor]
-            if producer.layer.kind == "concat" or producer.layer.passes_through:
-                return None if tensor in self.tensors or producer.layer.passes_through else tensor
-            if producer.layer.kind in in_place and self._may_overwrite(producer.inputs[0], producer):
-                tensor, node = producer.inputs[0], producer
-                continue
-            return tensor
+            layer, alias = producer.layer, producer.layer.passes_through(self.training)
+            if layer.joins_channels:
+                return None if tensor in self.tensors else tensor
+            if alias and producer.shape != self.graph.shape(producer.inputs[0]):
+                return None  # channels of a flattened tensor are no channels of images
+            if not (alias or layer.works_in_place(self.training)):
+                return tensor
+            if not self._may_overwrite(producer.inputs[0], producer):
+                return None if alias else tensor
+            tensor, node = producer.inputs[0], producer
         return None
 
 

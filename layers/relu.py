@@ -32,6 +32,9 @@ class Relu(Layer):
     def overwrites_gradient(self) -> bool:
         return True
 
+    def works_in_place(self, training: bool) -> bool:
+        return True
+
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
         return one_input(name, inputs)
 

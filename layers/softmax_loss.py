@@ -32,6 +32,10 @@ class SoftmaxLoss(Layer):
 
     kind = "softmax_loss"
 
+    @property
+    def is_head(self) -> bool:
+        return True
+
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
         shape = one_input(name, inputs)
         if len(shape) != 1:
