@@ -53,3 +53,16 @@ class TensorSpec:
             raise ValueError(f"tensor '{self.name}': unknown role '{self.role}', expected one of {', '.join(ROLES)}")
         if self.dtype not in DTYPE_BYTES:
             raise ValueError(f"tensor '{self.name}': unknown dtype '{self.dtype}'")
+
+
+def element_strides(spec: TensorSpec, root: TensorSpec) -> Shape:
+    """Elements between neighbours of each dimension of `spec` in its storage `root`, both NCHW."""
+    strides = [prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
+    if spec.nbytes != root.nbytes:
+        strides[0] = prod(root.shape[1:])
+    return tuple(strides)
+
+
+def first_element(spec: TensorSpec, root: TensorSpec) -> int:
+    """Elements of `root` before the first one of `spec`."""
+    return spec.channel * prod(root.shape[2:])

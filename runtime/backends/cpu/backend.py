@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from math import prod
 from time import perf_counter
 from typing import Any
 
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from vdnn.errors import VdnnError
 from vdnn.layers.op import Op, Program
-from vdnn.layers.tensor import TensorSpec
+from vdnn.layers.tensor import TensorSpec, element_strides, first_element
 from vdnn.memory.costs import Candidate
 from vdnn.runtime.backend import Caps
 from vdnn.runtime.backends.cpu.chunks import Array
@@ -111,9 +110,8 @@ class CpuBackend:
                 f"got {spec.layout} and {spec.dtype}; the cpu backend has no other"
             )
         dtype = DTYPES[spec.dtype]
-        strides = [dtype.itemsize * prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
-        strides[0] = dtype.itemsize * prod(root.shape[1:])
-        start = offset + dtype.itemsize * spec.channel * prod(root.shape[2:])
+        strides = [dtype.itemsize * stride for stride in element_strides(spec, root)]
+        start = offset + dtype.itemsize * first_element(spec, root)
         end = start + sum(step * (size - 1) for step, size in zip(strides, spec.shape, strict=True)) + dtype.itemsize
         if start < 0 or end > slab.nbytes:
             raise VdnnError(f"tensor '{spec.name}': bytes {start} to {end} lie outside the slab of {slab.nbytes} bytes")

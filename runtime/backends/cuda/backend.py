@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from vdnn.errors import PlanError, VdnnError
 from vdnn.layers.op import Op, Program
-from vdnn.layers.tensor import DTYPE_BYTES, TensorSpec
+from vdnn.layers.tensor import DTYPE_BYTES, TensorSpec, element_strides, first_element
 from vdnn.memory.costs import Candidate, CopyRates
 from vdnn.memory.plan import STREAMS
 from vdnn.runtime.backend import Caps
@@ -135,15 +134,10 @@ class CudaBackend:
     def view(self, spec: TensorSpec, root: TensorSpec, offset: int) -> DeviceArray:
         """Address, shape and strides of `spec` in the slab."""
         self._require_open()
-        item = DTYPE_BYTES[spec.dtype]
-        strides = [prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
-        start = offset
-        if spec.view_of is not None and spec.nbytes != root.nbytes:
-            strides[0] = prod(root.shape[1:])
-            start += item * spec.channel * prod(root.shape[2:])
+        start = offset + DTYPE_BYTES[spec.dtype] * first_element(spec, root)
         if start < 0 or offset + root.nbytes > self._sizes[0]:
             raise PlanError(f"tensor '{spec.name}' lies outside the slab of {self._sizes[0]} bytes")
-        return DeviceArray(self._slab + start, spec.shape, tuple(strides), spec.dtype, spec.nbytes)
+        return DeviceArray(self._slab + start, spec.shape, element_strides(spec, root), spec.dtype, spec.nbytes)
 
     def close(self) -> None:
         """Give everything back. A second call does nothing."""
@@ -378,7 +372,4 @@ class CudaReplay:
 
 def _unplaced(spec: TensorSpec, root: TensorSpec) -> DeviceArray:
     """The array of `spec` with its strides and no address, for asking what could compute it."""
-    strides = [prod(spec.shape[axis + 1 :]) for axis in range(len(spec.shape))]
-    if spec.view_of is not None and spec.nbytes != root.nbytes:
-        strides[0] = prod(root.shape[1:])
-    return DeviceArray(0, spec.shape, tuple(strides), spec.dtype, spec.nbytes)
+    return DeviceArray(0, spec.shape, element_strides(spec, root), spec.dtype, spec.nbytes)
