@@ -15,6 +15,9 @@ from vdnn.layers.op import Program
 from vdnn.memory.costs import CopyRates, CostTable
 from vdnn.memory.plan import STREAMS, Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Record, Wait
 
+BUSY: Mapping[type, str] = {Launch: "compute", CopyOut: "out", Fetch: "out", CopyIn: "in", Feed: "in"}
+"""Steps that take time, and what each keeps busy: the kernels, or the link in one direction."""
+
 
 @dataclass(slots=True)
 class StreamClock:
@@ -102,7 +105,7 @@ def simulate(plan: Plan, program: Program, costs: CostTable) -> Timing:
     times = op_times(program, costs)
     tensors = program.tensors
     spans: list[tuple[float, float] | None] = []
-    busy = {"compute": 0.0, "out": 0.0, "in": 0.0}
+    busy = dict.fromkeys(STREAMS, 0.0)
     for step in plan.steps:
         span = None
         match step:
@@ -124,6 +127,6 @@ def simulate(plan: Plan, program: Program, costs: CostTable) -> Timing:
             case Alloc() | Free():
                 pass
         if span is not None and not isinstance(step, Launch):
-            busy["in" if isinstance(step, (CopyIn, Feed)) else "out"] += span[1] - span[0]
+            busy[BUSY[type(step)]] += span[1] - span[0]
         spans.append(span)
     return Timing(clock.join(), busy["compute"], busy["out"], busy["in"], tuple(spans))

@@ -2,12 +2,15 @@
 
 uses = storage_uses(program)
 uses["conv1"].forward_last, uses["conv1"].backward_first
+offloaded(uses, ["conv1"])
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from vdnn.errors import PlanError
 from vdnn.layers.op import Program
 from vdnn.memory.plan import align
 
@@ -31,7 +34,16 @@ class Uses:
     last: int
     forward_last: int | None = None
     backward_first: int | None = None
-    ops: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Offloaded:
+    """A storage that is away between two ops: its last use in forward and its first after it; nbytes as in Uses."""
+
+    storage: str
+    nbytes: int
+    forward_last: int
+    backward_first: int
 
 
 def storage_uses(program: Program, guard_bytes: int = 0) -> dict[str, Uses]:
@@ -61,12 +73,24 @@ def storage_uses(program: Program, guard_bytes: int = 0) -> dict[str, Uses]:
             uses = touch(tensor, i)
             if uses is None:
                 continue
-            if not uses.ops or uses.ops[-1] != i:
-                uses.ops.append(i)
             if op.phase == "forward":
                 uses.forward_last = i
             elif uses.backward_first is None:
                 uses.backward_first = i
     for tensor in program.fetches:
         touch(tensor, len(program.ops))
+    return found
+
+
+def offloaded(uses: Mapping[str, Uses], names: Iterable[str]) -> list[Offloaded]:
+    """The storages `names`, in this order; PlanError for one that has no time to be away."""
+    found = []
+    for name in names:
+        use = uses.get(name)
+        if use is None or use.forward_last is None or use.backward_first is None:
+            raise PlanError(
+                f"storage '{name}' cannot be offloaded: expected one that forward and backward use and that is not "
+                "persistent; let a policy of vdnn.memory.policy choose"
+            )
+        found.append(Offloaded(name, use.nbytes, use.forward_last, use.backward_first))
     return found

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 
 from vdnn.layers.op import Program
 from vdnn.memory.offsets import Block, place
-from vdnn.memory.passes import WORKSPACE
+from vdnn.memory.passes import is_workspace
 from vdnn.memory.schedule import Residency, Schedule
 
 
@@ -46,9 +46,9 @@ def network_wide_offsets(program: Program, schedule: Schedule) -> tuple[list[int
 
 
 def _group(program: Program, storage: str) -> str:
-    role = program.tensors[storage].role
-    if role == "aux" and storage.endswith(f".{WORKSPACE}"):
+    if is_workspace(program, storage):
         return "workspace"
+    role = program.tensors[storage].role
     return role if role in ("act", "grad") else "rest"
 
 

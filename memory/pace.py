@@ -13,12 +13,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import replace
 from itertools import accumulate
+from operator import attrgetter
 
 from vdnn.layers.op import Program
 from vdnn.memory.clock import op_times
 from vdnn.memory.costs import CostTable
 from vdnn.memory.decisions import Decisions
-from vdnn.memory.liveness import Uses, storage_uses
+from vdnn.memory.liveness import Offloaded, offloaded, storage_uses
 
 
 def pace(program: Program, costs: CostTable, decisions: Decisions) -> Decisions:
@@ -27,8 +28,7 @@ def pace(program: Program, costs: CostTable, decisions: Decisions) -> Decisions:
     Args:
         program: with algorithms, see `apply_decisions`.
     """
-    uses = storage_uses(program)
-    away = [uses[name] for name in decisions.offload if name in uses and uses[name].backward_first is not None]
+    away = offloaded(storage_uses(program), decisions.offload)
     times = op_times(program, costs)
     starts = list(accumulate((times[op.name] for op in program.ops), initial=0.0))  # ms; one more than ops
     turn = next((i for i, op in enumerate(program.ops) if op.phase != "forward"), len(program.ops))
@@ -42,21 +42,21 @@ def pace(program: Program, costs: CostTable, decisions: Decisions) -> Decisions:
     )
 
 
-def _holds(away: list[Uses], starts: list[float], costs: CostTable) -> dict[str, int]:
+def _holds(away: list[Offloaded], starts: list[float], costs: CostTable) -> dict[str, int]:
     """The last op before the copy out of each storage is over; copies run one after the other."""
     over, found = 0.0, {}
-    for use in sorted(away, key=lambda use: use.forward_last or 0):
-        last = use.forward_last or 0
+    for use in sorted(away, key=attrgetter("forward_last")):
+        last = use.forward_last
         over = max(over, starts[last]) + use.nbytes / (costs.rates.d2h_gbps * 1e6)
         found[use.storage] = min(max(last, bisect_left(starts, over) - 1), len(starts) - 2)
     return found
 
 
-def _fetches(away: list[Uses], starts: list[float], costs: CostTable, turn: int) -> dict[str, int]:
+def _fetches(away: list[Offloaded], starts: list[float], costs: CostTable, turn: int) -> dict[str, int]:
     """The last op at which the copy in of each storage can start and still be in time, backward at the earliest."""
     begin, found = starts[-1], {}
-    for use in sorted(away, key=lambda use: -(use.backward_first or 0)):
-        needed = use.backward_first or 0
+    for use in sorted(away, key=lambda use: -use.backward_first):
+        needed = use.backward_first
         begin = min(begin, starts[needed]) - use.nbytes / (costs.rates.h2d_gbps * 1e6)
         found[use.storage] = min(max(turn, bisect_right(starts, begin) - 1), needed)
     return found

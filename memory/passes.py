@@ -18,6 +18,11 @@ WORKSPACE = "workspace"
 """The argument name under which a kernel gets its scratch bytes."""
 
 
+def is_workspace(program: Program, storage: str) -> bool:
+    """Whether `storage` is the workspace of an op, as `apply_decisions` adds it."""
+    return program.tensors[storage].role == "aux" and storage.endswith(f".{WORKSPACE}")
+
+
 def apply_decisions(program: Program, decisions: Decisions) -> Program:
     """`program` with `algorithm` in the attributes and `workspace` among the writes of the ops decided on."""
     tensors, ops = dict(program.tensors), []

@@ -79,16 +79,16 @@ def plan_program(
     actions = _placed(schedule, offsets, persistent_bytes)
     ops = {op.name: op for op in planned.ops}
     return Plan(
-        planned.name,
-        planned.batch,
-        planned.mode,
-        planned.digest(),
-        decisions.digest(),
-        dict(persistent),
-        persistent_bytes,
-        persistent_bytes + height,
-        schedule.host_bytes,
-        synchronise(actions, ops, planned.storage),
+        name=planned.name,
+        batch=planned.batch,
+        mode=planned.mode,
+        program_digest=planned.digest(),
+        decisions_digest=decisions.digest(),
+        persistent=dict(persistent),
+        persistent_bytes=persistent_bytes,
+        slab_bytes=persistent_bytes + height,
+        host_bytes=schedule.host_bytes,
+        steps=synchronise(actions, ops, planned.storage),
     )
 
 

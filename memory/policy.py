@@ -117,18 +117,23 @@ def dyn(program: Program, costs: CostTable, budget: Budget) -> Decisions:
     whose fastest algorithm would overflow the budget step down to a smaller one, greedily. Beyond the paper, copies are
     paced by the cost table (vdnn.memory.pace) unless streams join at the end of each layer or prefetching is bounded.
     """
-    fast = replace(budget, algorithms=PERFORMANCE_OPTIMAL)
     tried: list[str] = []
-    for policy in (none, conv, all_):
-        decisions = policy(program, costs, fast)
+    if budget.algorithms == MEMORY_OPTIMAL:  # the algorithms are given: only what is offloaded is left to choose
+        for name in ("none", "conv", "all"):
+            decisions = POLICIES[name](program, costs, budget)
+            if name == "all" or _fits(program, decisions, budget):
+                return _paced(program, costs, budget, decisions, _story(name, "memory-optimal algorithms", tried))
+            tried.append(f"{name} with memory-optimal algorithms")
+    for name in ("none", "conv", "all"):
+        decisions = POLICIES[name](program, costs, budget)
         if _fits(program, decisions, budget):
-            return _paced(program, costs, budget, decisions, _story(decisions.policy, "the fastest algorithms", tried))
-        tried.append(f"{decisions.policy} with the fastest algorithms")
-    for policy in (conv, all_, none):  # none: where the host has no room for the others
-        stepped = _step_down(program, costs, budget, policy(program, costs, fast))
+            return _paced(program, costs, budget, decisions, _story(name, "the fastest algorithms", tried))
+        tried.append(f"{name} with the fastest algorithms")
+    for name in ("conv", "all", "none"):  # none: where the host has no room for the others
+        stepped = _step_down(program, costs, budget, POLICIES[name](program, costs, budget))
         if stepped is not None:
-            return _paced(program, costs, budget, stepped, _story(stepped.policy, "algorithms chosen to fit", tried))
-        tried.append(f"{policy.__name__.strip('_')} with algorithms chosen to fit")
+            return _paced(program, costs, budget, stepped, _story(name, "algorithms chosen to fit", tried))
+        tried.append(f"{name} with algorithms chosen to fit")
     last = all_(program, costs, replace(budget, algorithms=MEMORY_OPTIMAL))
     return _paced(program, costs, budget, last, _story("all", "memory-optimal algorithms", tried))
 
@@ -144,7 +149,7 @@ def make_plan(program: Program, costs: CostTable, policy: str, budget: Budget) -
     except BudgetError as error:
         raise _explained(error, program, costs, decisions, budget) from None
     if budget.host_bytes is not None and plan.host_bytes > budget.host_bytes:
-        less = {"all": "'conv' or 'none'", "conv": "'none'", "dyn": "'none'"}.get(policy, "'none'")
+        less = {"all": "'conv' or 'none'"}.get(policy, "'none'")
         raise BudgetError(
             f"policy '{policy}' offloads {format_bytes(plan.host_bytes)} ({plan.host_bytes:,} bytes) to host memory, "
             f"host limit {format_bytes(budget.host_bytes)} ({budget.host_bytes:,} bytes); raise the host limit, or use "

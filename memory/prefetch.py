@@ -1,6 +1,6 @@
 """When offloaded storages come back: vDNN's search window, bounded in bytes.
 
-    issue = prefetch_points(program, uses, offload, bound_bytes=None, room=room)
+    issue = prefetch_points(program, offloaded(uses, names), bound_bytes=None, room=room)
     issue["conv3"]    # index of the op before which its copy-in starts
 
 The window (MICRO'16, section III-B): as the backward pass of a layer starts, the layers before it are searched
@@ -11,10 +11,11 @@ fetched and unused, or while it would not fit beside what is live until its use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 
 from vdnn.layers.op import Program
-from vdnn.memory.liveness import Uses
+from vdnn.memory.liveness import Offloaded
 
 
 def layer_passes(program: Program, phases: tuple[str, ...]) -> list[tuple[str, int, int]]:
@@ -32,8 +33,7 @@ def layer_passes(program: Program, phases: tuple[str, ...]) -> list[tuple[str, i
 
 def prefetch_points(
     program: Program,
-    uses: Mapping[str, Uses],
-    offload: Iterable[str],
+    away: Sequence[Offloaded],
     bound_bytes: int | None,
     room: Callable[[str, int, int], bool],
 ) -> dict[str, int]:
@@ -44,28 +44,27 @@ def prefetch_points(
         room: room(storage, first, last) says whether it fits beside what is live from op `first` to op `last`, and
             if so takes that place.
     """
-    away = [name for name in offload if uses[name].backward_first is not None]
+    stays = {stay.storage: stay for stay in away}
     if bound_bytes is None:
-        bound_bytes = max((uses[name].nbytes for name in away), default=0)
-    layers, inputs = _layer_inputs(program, set(away))
+        bound_bytes = max((stay.nbytes for stay in away), default=0)
+    layers, inputs = _layer_inputs(program, set(stays))
     position = {layer: i for i, (layer, _) in enumerate(layers)}
     points: dict[str, int] = {}
     unused: dict[str, int] = {}  # fetched, with the op that will use it
-    first_readers = sorted(away, key=lambda name: uses[name].backward_first or 0)
-    waiting = iter(first_readers)
+    waiting = iter(sorted(away, key=attrgetter("backward_first")))
     due = next(waiting, None)
     for layer, start, end in layer_passes(program, ("backward", "update")):
         unused = {name: op for name, op in unused.items() if op >= start}
         found = _search(layers, inputs, position.get(layer, 0), points)
         if found is not None:
-            use = uses[found].backward_first
-            fetched = sum(uses[name].nbytes for name in unused)
-            small_enough = fetched + uses[found].nbytes <= bound_bytes
-            if use is not None and use >= end and small_enough and room(found, start, use):
+            use = stays[found].backward_first
+            fetched = sum(stays[name].nbytes for name in unused)
+            small_enough = fetched + stays[found].nbytes <= bound_bytes
+            if use >= end and small_enough and room(found, start, use):
                 points[found] = start
                 unused[found] = use
-        while due is not None and (uses[due].backward_first or 0) < end:
-            points.setdefault(due, uses[due].backward_first or 0)
+        while due is not None and due.backward_first < end:
+            points.setdefault(due.storage, due.backward_first)
             due = next(waiting, None)
     return points
 

@@ -16,7 +16,7 @@ from vdnn.layers.op import Program
 from vdnn.memory.clock import Timing, simulate
 from vdnn.memory.costs import CostTable
 from vdnn.memory.decisions import Decisions
-from vdnn.memory.passes import WORKSPACE
+from vdnn.memory.passes import WORKSPACE, is_workspace
 from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, align
 from vdnn.memory.prefetch import layer_passes
 
@@ -26,10 +26,9 @@ _BY_ROLE = {"weight": "weights", "act": "feature_maps", "grad": "gradient_maps"}
 
 def category(program: Program, storage: str) -> str:
     """The category a storage is counted in; "other" is weight gradients, momentum, statistics, inputs and losses."""
-    spec = program.tensors[storage]
-    if spec.role == "aux" and storage.endswith(f".{WORKSPACE}"):
+    if is_workspace(program, storage):
         return "workspace"
-    return _BY_ROLE.get(spec.role, "other")
+    return _BY_ROLE.get(program.tensors[storage].role, "other")
 
 
 @dataclass(frozen=True, slots=True)

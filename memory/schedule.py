@@ -9,15 +9,16 @@ reader in forward (so a forked map leaves once, when the last branch has read it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple
 
 from vdnn.layers.op import Program
 from vdnn.memory.decisions import Decisions
-from vdnn.memory.liveness import Uses, storage_uses
-from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Step, align
+from vdnn.memory.liveness import Offloaded, Uses, offloaded, storage_uses
+from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Step
 from vdnn.memory.prefetch import layer_passes, prefetch_points
 
 
@@ -56,30 +57,30 @@ def make_schedule(program: Program, decisions: Decisions, budget_bytes: int | No
         budget_bytes: for what is not persistent; prefetches that would exceed it are postponed.
     """
     uses = storage_uses(program, decisions.guard_bytes)
-    offload = [name for name in decisions.offload if name in uses and uses[name].backward_first is not None]
-    live = live_bytes(program, offload, decisions.guard_bytes)
+    away = offloaded(uses, decisions.offload)
+    live = live_bytes(program, decisions.offload, decisions.guard_bytes)
     limits = [limit for limit in (budget_bytes, decisions.pace_bytes) if limit is not None]
     room = _Room(live, uses, min(limits, default=None))
-    ends = {name: uses[name].forward_last or 0 for name in offload}
+    ends = {stay.storage: stay.forward_last for stay in away}
     if decisions.fetch and decisions.prefetch_bytes is None:
         position = {op.name: i for i, op in enumerate(program.ops)}
-        points = _paced_points(uses, offload, {name: position[op] for name, op in decisions.fetch.items()}, room)
-        for name in sorted(offload, key=ends.__getitem__):
+        points = _paced_points(away, {name: position[op] for name, op in decisions.fetch.items()}, room)
+        for name in sorted(ends, key=ends.__getitem__):
             ends[name] = room.extend(name, ends[name], min(position[decisions.hold[name]], points[name] - 1))
     else:
-        points = prefetch_points(program, uses, offload, decisions.prefetch_bytes, room)
-    builder = _Builder(program, uses)
+        points = prefetch_points(program, away, decisions.prefetch_bytes, room)
+    builder = _Builder(program, uses, away)
     builder.build(points, ends, joins=decisions.join == "layer", network=decisions.allocation == "network")
     return builder.finish()
 
 
-def _paced_points(uses: dict[str, Uses], offload: list[str], wanted: dict[str, int], room: _Room) -> dict[str, int]:
+def _paced_points(away: Sequence[Offloaded], wanted: Mapping[str, int], room: _Room) -> dict[str, int]:
     """Op before which each storage is fetched: as early as wanted if it fits, never before one that is used sooner."""
     points: dict[str, int] = {}
     earliest = 0
-    for name in sorted(offload, key=lambda name: uses[name].backward_first or 0):
-        first = max(earliest, wanted[name], (uses[name].forward_last or 0) + 1)
-        earliest = points[name] = room.earliest(name, first, uses[name].backward_first or 0)
+    for stay in sorted(away, key=attrgetter("backward_first")):
+        first = max(earliest, wanted[stay.storage], stay.forward_last + 1)
+        earliest = points[stay.storage] = room.earliest(stay.storage, first, stay.backward_first)
     return points
 
 
@@ -120,12 +121,12 @@ class _Room:
 def live_bytes(program: Program, offload: Iterable[str], guard_bytes: int = 0) -> list[int]:
     """Bytes live at each op and after the last, persistent ones aside; offloaded ones count again when they return."""
     uses = storage_uses(program, guard_bytes)
-    away = set(offload)
+    away = {stay.storage: stay for stay in offloaded(uses, offload)}
     change = [0] * (len(program.ops) + 2)
     for name, use in uses.items():
         stays = [(use.first, use.last)]
-        if name in away and use.forward_last is not None and use.backward_first is not None:
-            stays = [(use.first, use.forward_last), (use.backward_first, use.last)]
+        if name in away:
+            stays = [(use.first, away[name].forward_last), (away[name].backward_first, use.last)]
         for first, last in stays:
             change[max(first, 0)] += use.nbytes
             change[min(last, len(program.ops)) + 1] -= use.nbytes
@@ -133,12 +134,12 @@ def live_bytes(program: Program, offload: Iterable[str], guard_bytes: int = 0) -
 
 
 class _Builder:
-    def __init__(self, program: Program, uses: dict[str, Uses]):
+    def __init__(self, program: Program, uses: dict[str, Uses], away: Sequence[Offloaded]):
         self.program, self.uses = program, uses
+        self.away = {stay.storage: stay for stay in away}
         self.actions: list[Action] = []
         self.open: dict[str, tuple[int, int]] = {}  # storage → rank of its residency, first action
         self.stays: list[Residency | None] = []
-        self.host: dict[str, int] = {}
         self.host_bytes = 0
         self.live = self.peak = 0
         self.layer = self.peak_layer = program.ops[0].layer if program.ops else program.name
@@ -161,7 +162,7 @@ class _Builder:
             first_at.setdefault(-1 if whole_step else use.first, []).append(name)
             last_at.setdefault(count if whole_step else use.last, []).append(name)
             if name in points:
-                out_at.setdefault(use.forward_last or 0, []).append(name)
+                out_at.setdefault(self.away[name].forward_last, []).append(name)
                 in_at.setdefault(points[name], []).append(name)
                 gone_at.setdefault(ends[name], []).append(name)
         layer_ends = {
@@ -173,7 +174,7 @@ class _Builder:
         copied = False
         for i, op in enumerate(program.ops):
             self.layer = op.layer
-            for name in sorted(in_at.get(i, []), key=lambda name: self.uses[name].backward_first or 0):
+            for name in sorted(in_at.get(i, []), key=lambda name: self.away[name].backward_first):
                 self.alloc(name)
                 self.actions.append(CopyIn(name, "in"))
                 copied = True
@@ -220,6 +221,6 @@ class _Builder:
 
     def _host_place(self, name: str) -> int:
         # every offloaded storage is on the host at the turn from forward to backward: no place can serve two
-        self.host[name] = self.host_bytes
-        self.host_bytes += align(self.uses[name].nbytes)
-        return self.host[name]
+        place = self.host_bytes
+        self.host_bytes += self.uses[name].nbytes
+        return place

@@ -1,6 +1,6 @@
 """Events: the fewest Record and Wait steps that order the streams where data or bytes pass from one to another.
 
-    steps = synchronise(actions, storages)
+    steps = synchronise(actions, ops, program.storage)
 
 One vector clock per stream says how far it knows every other stream to be. An action waits only for what its stream
 does not know yet; what a wait teaches is everything the other stream knew at that point.

@@ -1,7 +1,7 @@
-"""Plans of a training step for looking at, also where they do not fit: what `vdnn plan` shows.
+"""Plans of a run for looking at, also where they do not fit: what `vdnn plan` shows.
 
-parts = plan_parts(config, graph, backend, make_budget(config, backend))
-[part.refusal for part in parts]
+run = plan_run(config, graph, backend, make_budget(config, backend))
+[part.refusal for part in run.parts]
 """
 
 from __future__ import annotations
@@ -10,20 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vdnn.errors import BudgetError
 from vdnn.layers.graph import Graph
 from vdnn.layers.op import Program
 from vdnn.memory.costs import CostTable
 from vdnn.memory.decisions import Decisions
-from vdnn.memory.passes import apply_decisions
 from vdnn.memory.plan import Plan
-from vdnn.memory.planner import persistent_places
-from vdnn.memory.policy import MEMORY_OPTIMAL, POLICIES, Budget, make_plan, smallest_plan
+from vdnn.memory.policy import MEMORY_OPTIMAL, POLICIES, Budget, smallest_plan
 from vdnn.memory.report import Report
-from vdnn.memory.verify import verify
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.config import Config
-from vdnn.runtime.planset import step_parts
+from vdnn.runtime.planset import Planned, PlanSet, build_plans, step_parts
 from vdnn.runtime.prepare import backend_costs, make_recipe
 from vdnn.units import format_bytes
 
@@ -34,37 +30,43 @@ SMALLEST: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One part of a step: its plan, or the smallest one with why it was refused; `program` has its algorithms."""
+class DryRun:
+    """What training needs: every plan, those of the parts of a full step in order, and that of an evaluation batch.
 
-    program: Program
-    decisions: Decisions
-    plan: Plan
-    costs: CostTable
-    refusal: BudgetError | None
+    A plan that does not fit is the smallest one, with its refusal.
+    """
+
+    plans: PlanSet
+    parts: list[Planned]
+    evaluation: Planned
+
+    def notes(self) -> tuple[str, ...]:
+        """A sentence if evaluation needs more than the step."""
+        step_bytes = max(part.plan.slab_bytes for part in self.parts)
+        most = self.evaluation.plan.slab_bytes
+        if most <= step_bytes:
+            return ()
+        fits = ", and does not fit" if self.evaluation.refusal is not None else ""
+        return (
+            f"evaluation in batches of {self.evaluation.program.batch} images needs more than the step{fits}: "
+            f"{format_bytes(most)} ({most:,} bytes); evaluate.batch_size sets it",
+        )
 
 
-def plan_parts(config: Config, graph: Graph, backend: Backend, budget: Budget) -> list[Part]:
-    """Plan every part of a training step, as training would: in one slab, with equal persistent places."""
+def plan_run(config: Config, graph: Graph, backend: Backend, budget: Budget) -> DryRun:
+    """Plan a full step and an evaluation batch as training would, if there are as many images as they ask for."""
     micro = -(-config.train.batch_size // config.train.accumulate)
-    recipe = make_recipe(config)
-    programs = [recipe.lower(graph, key) for key in step_parts(config.train.batch_size, micro)]
-    shared = replace(budget, shared=persistent_places(max(programs, key=lambda p: len(p.persistent))))
-    known: dict[tuple[str, int], Part] = {}
-    for program in programs:
-        if (program.mode, program.batch) in known:
-            continue
-        costs = backend_costs(backend, program, config.deterministic)
-        refusal: BudgetError | None = None
-        try:
-            decisions, made = make_plan(program, costs, config.memory.policy, shared)
-        except BudgetError as error:
-            refusal = error
-            decisions, made = refused_plan(program, costs, config.memory.policy, shared)
-        planned = apply_decisions(program, decisions)
-        verify(planned, made)
-        known[program.mode, program.batch] = Part(planned, decisions, made, costs, refusal)
-    return [known[program.mode, program.batch] for program in programs]
+    step, evaluation = step_parts(config.train.batch_size, micro), ("eval", config.evaluate.batch_size or micro)
+    plans = build_plans(
+        graph,
+        [*step, evaluation],
+        lambda program: backend_costs(backend, program, config.deterministic),
+        config.memory.policy,
+        budget,
+        make_recipe(config),
+        instead=refused_plan,
+    )
+    return DryRun(plans, [plans[key] for key in step], plans[evaluation])
 
 
 def whole_step(worst: Report, parts: list[Report], batch_size: int) -> Report:

@@ -5,6 +5,7 @@ gemm_gflops(); copy_gbps()
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -34,8 +35,7 @@ def blas_name() -> str:
     return f"{library.get('name', 'unknown')} {library.get('version', '')}".strip()
 
 
-def _best(task: object) -> float:
-    assert callable(task)
+def _best(task: Callable[[], object]) -> float:
     times = []
     for _ in range(ROUNDS):
         start = perf_counter()

@@ -1,6 +1,6 @@
 """Measured costs: every op of a plan timed where it will run, in the pool's own memory.
 
-    costs = measure_costs(executor, feeds, planned.costs)
+    costs = measure_costs(backend, plan, program, feeds, planned.costs)
     simulate(plan, program, costs).total_ms
 
 Only the algorithm that is chosen is run; other candidates keep their proportion to it. Waiting for each op makes it

@@ -1,6 +1,6 @@
 """All plans of a run: training steps and their parts, evaluation, last partial batches, in one slab.
 
-    plans = build_plans(graph, shapes, costs_of, "dyn", budget, lowering)
+    plans = build_plans(graph, [("train", 64)], costs_of, "dyn", Budget(12 * GIB), Recipe(Update(momentum=0.9)))
     plans["train", 64].plan.slab_bytes <= plans.slab_bytes
 
 Every plan puts the persistent storages at the same offsets, so that each continues where another ended.
@@ -8,7 +8,7 @@ Every plan puts the persistent storages at the same offsets, so that each contin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vdnn.errors import BudgetError
@@ -27,16 +27,23 @@ Key = tuple[str, int]
 """(mode, images): ("train", 64), ("eval", 16), ("first", 32)."""
 Algorithms = Mapping[str, Mapping[str, str]]
 """Chosen algorithm by op, by plan ("train/64")."""
+Instead = Callable[[Program, CostTable, str, Budget], tuple[Decisions, Plan]]
+"""What is planned for a program, its costs, a policy and a budget in which that policy does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One verified plan with what it was made from; `program` has its algorithms."""
+    """One verified plan with what it was made from; `program` has its algorithms.
+
+    Args:
+        refusal: why this plan stands in for one that does not fit; None if it is the one asked for.
+    """
 
     program: Program
     decisions: Decisions
     plan: Plan
     costs: CostTable
+    refusal: BudgetError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +67,22 @@ class PlanSet:
         """Of the host slab."""
         return max(p.plan.host_bytes for p in self.plans.values())
 
+    @property
+    def refusal(self) -> BudgetError | None:
+        """That of the plan that needs most; None if all fit."""
+        return largest([p.refusal for p in self.plans.values() if p.refusal is not None])
+
     def algorithms(self) -> dict[str, dict[str, str]]:
         """The choices of every plan, for a checkpoint."""
         return {
             f"{mode}/{images}": {op: a.name for op, a in p.decisions.algorithms.items()}
             for (mode, images), p in self.plans.items()
         }
+
+
+def largest(refusals: Sequence[BudgetError]) -> BudgetError | None:
+    """The refusal whose plan needs most: the budget to name."""
+    return max(refusals, key=lambda error: error.smallest_bytes or error.needed_bytes, default=None)
 
 
 def slice_sizes(images: int, micro: int) -> list[int]:
@@ -104,20 +121,22 @@ def build_plans(
     budget: Budget,
     recipe: Recipe,
     recorded: Algorithms | None = None,
+    instead: Instead | None = None,
 ) -> PlanSet:
-    """Plan and verify every key; BudgetError if one does not fit.
+    """Plan and verify every key; BudgetError if one does not fit, unless `instead` makes another plan of it.
 
     Args:
         costs_of: the CostTable of a program.
         recorded: algorithms of an earlier run of the same plans, which are kept.
+        instead: plans what does not fit, for looking at.
     """
     programs = {key: recipe.lower(graph, key) for key in dict.fromkeys(keys)}
     # weight gradients persist only in parts of a step, so such a program has every persistent storage there is
     whole = min(programs.values(), key=lambda program: -len(program.persistent))
-    shared = persistent_places(whole)
+    shared = replace(budget, shared=persistent_places(whole))
     plans: dict[Key, Planned] = {}
     notes: list[str] = []
-    refused: list[BudgetError] = []
+    refusals: list[BudgetError] = []
     for key, program in programs.items():
         costs = costs_of(program)
         kept = (recorded or {}).get(f"{key[0]}/{key[1]}")
@@ -125,16 +144,21 @@ def build_plans(
             costs, lost = _only(costs, kept)
             notes += [f"{key[0]}/{key[1]}: {sentence}" for sentence in lost]
         name = policy if key[0] != "eval" else "dyn" if budget.algorithms == PERFORMANCE_OPTIMAL else "none"
+        refusal: BudgetError | None = None
         try:
-            decisions, plan = make_plan(program, costs, name, replace(budget, shared=shared))
+            decisions, plan = make_plan(program, costs, name, shared)
         except BudgetError as error:
-            refused.append(error)  # the budget to name is that of the plan that needs most
-            continue
+            if instead is None:
+                refusals.append(error)
+                continue
+            refusal = error
+            decisions, plan = instead(program, costs, name, shared)
         planned = apply_decisions(program, decisions)
         verify(planned, plan)
-        plans[key] = Planned(planned, decisions, plan, costs)
-    if refused:
-        raise max(refused, key=lambda error: error.smallest_bytes or error.needed_bytes)
+        plans[key] = Planned(planned, decisions, plan, costs, refusal)
+    worst = largest(refusals)
+    if worst is not None:
+        raise worst
     return PlanSet(plans, whole, tuple(notes))
 
 

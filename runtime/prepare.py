@@ -60,6 +60,11 @@ class Prepared:
     steps: Steps
     plans: PlanSet
 
+    @property
+    def limit_bytes(self) -> int:
+        """Most bytes of the device slab."""
+        return stated_bytes(self.budget)
+
     def report(self) -> Report:
         """The report of the training step; of an accumulated one, of the part that needs most."""
         planned = max((self.plans[key] for key in self.steps.full), key=lambda planned: planned.plan.slab_bytes)
@@ -98,14 +103,20 @@ def make_budget(config: Config, backend: Backend, reserve_bytes: int | None = No
             smallest_bytes=None,
         )
     return Budget(
-        limit - reserve,
-        memory.host_limit,
-        memory.workspace_limit,
-        memory.algorithms,
-        memory.join,
-        memory.prefetch_limit,
-        GUARD_BYTES if config.debug.poison else 0,
+        device_bytes=limit - reserve,
+        host_bytes=memory.host_limit,
+        workspace_bytes=memory.workspace_limit,
+        algorithms=memory.algorithms,
+        join=memory.join,
+        prefetch_bytes=memory.prefetch_limit,
+        guard_bytes=GUARD_BYTES if config.debug.poison else 0,
     )
+
+
+def stated_bytes(budget: Budget) -> int:
+    """The device limit of a budget from `make_budget`, which always has one."""
+    assert budget.device_bytes is not None
+    return budget.device_bytes
 
 
 def make_recipe(config: Config, source: Source | None = None) -> Recipe:

@@ -5,18 +5,12 @@ print(simulated_run(prepared))
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from vdnn.layers.lower import IMAGES, LABELS, STEP
 from vdnn.runtime.backends.simulated import SimulatedBackend
 from vdnn.runtime.executor import Executor, Observer
 from vdnn.runtime.forecast import run_ms
 from vdnn.runtime.planset import Key
 from vdnn.runtime.prepare import Prepared
-from vdnn.runtime.step import new_step
+from vdnn.runtime.rehearsal import blank_feeds
 from vdnn.units import format_ms
 
 
@@ -45,13 +39,7 @@ def _run(prepared: Prepared, key: Key, observer: Observer | None = None) -> floa
     backend, planned = prepared.backend, prepared.plans[key]
     assert isinstance(backend, SimulatedBackend)
     before = backend.elapsed_ms
-    tensors = planned.program.tensors
-    feeds: dict[str, NDArray[Any]] = {
-        IMAGES: np.zeros(tensors[IMAGES].shape, np.uint8),
-        LABELS: np.zeros(tensors[LABELS].shape, np.int32),
-        STEP: new_step(0.0, 1.0, 0, 0),
-    }
     executor = Executor(backend, planned.plan, planned.program)
     executor.observer = observer
-    executor.run(feeds)
+    executor.run(blank_feeds(planned.program))
     return backend.elapsed_ms - before

@@ -3,7 +3,9 @@
     trace = plan_trace(plan, program, simulate(plan, program, costs), f"modelled, {costs.source}")
     trace.write("step.json")                   # open it at ui.perfetto.dev, or in chrome://tracing
 
-    trace = measured_trace(backend, plan, program, feeds, "measured on this machine")
+    executor.observer = marks = Marks(backend)
+    executor.run(feeds)
+    trace = marks.trace("measured on this machine")
 
 A file holds the JSON object of the Chrome trace event format ("Trace Event Format", Chromium project): complete events
 ("X") with times in µs, counters ("C"), and names of tracks ("M").
@@ -17,14 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
 from vdnn.errors import ConfigError
 from vdnn.layers.op import Op, Program
-from vdnn.memory.clock import Timing
+from vdnn.memory.clock import BUSY, Timing
 from vdnn.memory.plan import STREAMS, Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Step
 from vdnn.runtime.backend import Backend
-from vdnn.runtime.executor import Executor
 from vdnn.runtime.files import write_file
 
 LAYERS = "layers"
@@ -113,16 +112,6 @@ def plan_trace(plan: Plan, program: Program, timing: Timing, source: str) -> Tra
     return _trace([(plan, program, timing)], source)
 
 
-def measured_trace(
-    backend: Backend, plan: Plan, program: Program, feeds: Mapping[str, NDArray[Any]], source: str
-) -> Trace:
-    """A run of `plan` of `program` on an open backend, step by step (see `Marks`)."""
-    executor = Executor(backend, plan, program)
-    executor.observer = marks = Marks(backend)
-    executor.run(feeds)
-    return marks.trace(source)
-
-
 class Marks:
     """An observer of executors that lets `backend` mark the time before and after every step that takes some.
 
@@ -175,8 +164,7 @@ def timing_of(plan: Plan, spans: Sequence[Span | None]) -> Timing:
     busy = dict.fromkeys(STREAMS, 0.0)
     for step, span in zip(plan.steps, spans, strict=True):
         if span is not None:
-            kind = "compute" if isinstance(step, Launch) else "out" if isinstance(step, (CopyOut, Fetch)) else "in"
-            busy[kind] += span[1] - span[0]
+            busy[BUSY[type(step)]] += span[1] - span[0]
     total = max((span[1] for span in spans if span is not None), default=0.0)
     return Timing(total, busy["compute"], busy["out"], busy["in"], tuple(spans))
 

@@ -138,7 +138,7 @@ class Trainer:
         self.folder.metrics.start(self.step)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """Weights, momentum and statistics as they are now, by name."""
+        """Weights, momentum and statistics as they are now, by name: float32 on the host, in their specs' shapes."""
         pool = self._pool()
         found = {name: np.zeros(spec.shape, np.float32) for name, spec in self._persistent().items()}
         for name, array in found.items():
@@ -243,7 +243,12 @@ class Trainer:
         return result
 
     def train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int32], lr: float) -> tuple[float, float]:
-        """One step over all of its parts; mean loss and share of right first choices."""
+        """One step over all of its parts; mean loss and share of right first choices, NotFiniteError at a NaN.
+
+        Args:
+            images: (N, C, H, W) uint8, as many as in a full step or in an epoch's last one.
+            labels: (N,) int32. lr: rate of this step.
+        """
         full = len(images) == self.config.train.batch_size
         parts = self.prepared.steps.full if full else self.prepared.steps.ragged
         start, losses, correct = 0, 0.0, 0
@@ -263,7 +268,10 @@ class Trainer:
         return losses / len(images), correct / len(images)
 
     def evaluate(self) -> tuple[float, float]:
-        """Mean loss and top-1 accuracy over all test images, the last partial batch included."""
+        """Mean loss per image and top-1 accuracy from 0 to 1 over all test images, the last partial batch included.
+
+        NotFiniteError at a NaN; Interrupted after a signal, once a checkpoint is written.
+        """
         split, losses, correct = self.prepared.source.test, 0.0, 0
         sizes = slice_sizes(len(split), self.prepared.steps.evaluation[0][1])
         start = 0

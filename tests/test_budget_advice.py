@@ -11,7 +11,7 @@ from vdnn.networks import build
 from vdnn.runtime.backends.cpu import CpuBackend
 from vdnn.runtime.config import load_config
 from vdnn.runtime.devices import open_device
-from vdnn.runtime.dry_plan import plan_parts
+from vdnn.runtime.dry_plan import plan_run
 from vdnn.runtime.prepare import backend_costs, make_budget, prepare
 
 TOO_SMALL = 2**20
@@ -64,7 +64,24 @@ def test_a_dry_plan_needs_what_training_will(batch, accumulate):
     config = load_config("lenet", [f"train.batch_size={batch}", f"train.accumulate={accumulate}", "memory.limit=1GiB"])
     prepared = prepare(config)
     backend, _ = open_device("cpu")
-    parts = plan_parts(config, prepared.graph, backend, make_budget(config, backend))
+    parts = plan_run(config, prepared.graph, backend, make_budget(config, backend)).parts
     full = [prepared.plans[key] for key in prepared.steps.full]
     assert [part.plan.slab_bytes for part in parts] == [planned.plan.slab_bytes for planned in full]
     assert [part.program.batch for part in parts] == [key[1] for key in prepared.steps.full]
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_a_dry_plan_judges_evaluation_too(fraction):
+    overrides = ["evaluate.batch_size=500", "train.batch_size=4", "device=cpu"]
+    needed = prepare(load_config("lenet", [*overrides, "memory.limit=1GiB"])).plans["eval", 500].plan.slab_bytes
+    limit = int(needed * fraction)
+    config = load_config("lenet", [*overrides, f"memory.limit={limit}"])
+    backend, _ = open_device("cpu")
+    dry = plan_run(config, build("lenet"), backend, make_budget(config, backend))
+    assert max(part.plan.slab_bytes for part in dry.parts) < limit
+    assert "evaluation in batches of 500 images needs more than the step" in dry.notes()[0]
+    assert (dry.plans.refusal is None) == (fraction == 1.0)
+    if dry.plans.refusal is not None:
+        with pytest.raises(BudgetError) as caught:
+            prepare(config)
+        assert str(caught.value) == str(dry.plans.refusal)

@@ -270,3 +270,17 @@ def test_policies_are_pure(program: Program, costs: CostTable) -> None:
         first, second = policy(program, costs, budget), policy(program, costs, budget)
         assert isinstance(first, Decisions)
         assert first == second
+
+
+def test_dyn_with_memory_optimal_algorithms_chooses_only_what_leaves():
+    program = lower(build("vgg19"), 64, update=Update(momentum=0.9))
+    costs = model_costs(program, load_profile("titan-x-maxwell"))
+    least = Budget(algorithms=MEMORY_OPTIMAL)
+    limits = {name: make_plan(program, costs, name, least)[1].slab_bytes for name in ("none", "conv")}
+    assert limits["conv"] < limits["none"]
+    for name, limit in limits.items():
+        decisions, plan = make_plan(program, costs, "dyn", Budget(limit, algorithms=MEMORY_OPTIMAL))
+        assert f"dyn took '{name}' with memory-optimal algorithms" in decisions.notes[0]
+        assert plan.slab_bytes <= limit
+        workspaces = {a.workspace_bytes for op, a in decisions.algorithms.items()}
+        assert workspaces == {costs.smallest(op).workspace_bytes for op in decisions.algorithms}

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from vdnn.errors import PlanError
 from vdnn.layers import Concat, Conv, Flatten, Graph, Linear, Pool, Program, SoftmaxLoss, Update, lower
 from vdnn.memory.clock import simulate
 from vdnn.memory.costs import Candidate, CopyRates, CostTable
@@ -129,6 +130,12 @@ def fetched_and_unused(plan: Plan, program: Program) -> list[int]:
 
 
 # ---- the chain, by hand
+
+
+@pytest.mark.parametrize("name", ["fc", "conv3.grad", "conv1.weight", "nothing"])
+def test_what_has_no_time_to_be_away_cannot_be_offloaded(name: str) -> None:
+    with pytest.raises(PlanError, match=f"storage '{name}' cannot be offloaded"):
+        plan_program(chain(), Decisions("hand", offload=("conv1", name)))
 
 
 def test_uses_of_the_chain() -> None:

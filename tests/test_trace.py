@@ -28,7 +28,7 @@ from vdnn.runtime.prepare import prepare
 from vdnn.runtime.profile import load_profile, model_costs
 from vdnn.runtime.run_folder import RunFolder
 from vdnn.runtime.step_tracer import StepTracer
-from vdnn.runtime.trace import Marks, check_trace_path, measured_trace, plan_trace, timing_of
+from vdnn.runtime.trace import Marks, check_trace_path, plan_trace, timing_of
 from vdnn.runtime.trainer import Trainer
 
 TIMED = (Launch, CopyOut, CopyIn, Feed, Fetch)
@@ -187,9 +187,12 @@ def test_on_the_simulated_machine_measured_and_modelled_times_are_the_same(tmp_p
     timing = simulate(case.plan, case.program, costs)
     backend = SimulatedBackend(profile)
     backend.open(case.plan.slab_bytes, case.plan.host_bytes)
-    Executor(backend, case.plan, case.program).run(lab.feeds[0])  # the trace is of a later run
+    executor = Executor(backend, case.plan, case.program)
+    executor.run(lab.feeds[0])  # the trace is of a later run
     before = backend.elapsed_ms
-    measured = measured_trace(backend, case.plan, case.program, lab.feeds[0], "simulated")
+    executor.observer = marks = Marks(backend)
+    executor.run(lab.feeds[0])
+    measured = marks.trace("simulated")
     assert measured.end_us == pytest.approx(1000 * (backend.elapsed_ms - before))
     modelled = plan_trace(case.plan, case.program, timing, "modelled")
     assert modelled.end_us == pytest.approx(1000 * timing.total_ms)

@@ -28,8 +28,15 @@ def program_of(network: str, mode: str = "train") -> Program:
     return lower(build(network), 2, mode, update=Update(momentum=0.9))
 
 
+def is_map(program: Program, name: str) -> bool:
+    return program.tensors[name].role == "act" and program.tensors[name].view_of is None
+
+
 def planned(program: Program, *, offload: bool = False, **options: str) -> Plan:
-    maps = tuple(spec.name for spec in program.tensors.values() if spec.role == "act" and spec.view_of is None)
+    used: dict[bool, set[str]] = {True: set(), False: set()}  # in forward?
+    for op in program.ops:
+        used[op.phase == "forward"] |= {program.storage(tensor) for tensor in (*op.reads.values(), *op.writes.values())}
+    maps = tuple(name for name in program.tensors if name in used[True] & used[False] and is_map(program, name))
     return plan_program(program, Decisions("test", offload=maps if offload else (), **options))  # type: ignore[arg-type]
 
 

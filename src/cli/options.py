@@ -90,7 +90,7 @@ def _named(arguments: argparse.Namespace) -> dict[str, str]:
     return {flag: value for flag, value in found.items() if value is not None}
 
 
-def limit_words(arguments: argparse.Namespace, config: Config, caps: Caps, budget_bytes: int | None) -> str:
+def limit_words(arguments: argparse.Namespace, config: Config, caps: Caps, budget_bytes: int) -> str:
     """Where the device limit comes from, and what CUDA takes of it: "--memory-limit", "vgg16.yaml"."""
     stated = config.memory.limit
     if stated is None:
@@ -102,7 +102,7 @@ def limit_words(arguments: argparse.Namespace, config: Config, caps: Caps, budge
         _, places = read(arguments.config, arguments.overrides)
         file = place_of(("memory", "limit"), places).file
         words = file.partition("=")[0] if file.startswith("-o ") else file
-    if budget_bytes is not None and budget_bytes < stated:
+    if budget_bytes < stated:
         words += f", {format_bytes(stated)} less {format_bytes(stated - budget_bytes)} that CUDA itself holds"
     return words
 

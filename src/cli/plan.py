@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 
 from vdnn.cli.options import add_config_options, guarded, limit_words, read_config, unread_profile
 from vdnn.cli.tables import print_report, wide_console
@@ -15,9 +16,9 @@ from vdnn.memory.clock import simulate
 from vdnn.memory.report import make_report
 from vdnn.networks import build
 from vdnn.runtime.devices import open_device
-from vdnn.runtime.dry_plan import plan_parts, whole_step
+from vdnn.runtime.dry_plan import plan_run, whole_step
 from vdnn.runtime.files import write_file
-from vdnn.runtime.prepare import make_budget
+from vdnn.runtime.prepare import make_budget, stated_bytes
 from vdnn.runtime.trace import plan_trace
 from vdnn.units import format_bytes
 
@@ -27,7 +28,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = commands.add_parser(
         "plan",
         help="plan a run without running it",
-        description="Plan the training step of CONFIG: memory to the byte, time from a cost table. "
+        description="Plan the training step of CONFIG: memory to the byte, time from a cost table; whether it fits, "
+        "evaluation batches too. "
         "With --profile for the machine it describes, else for this one.",
         epilog="exit codes: 0 planned (`fits` says whether it fits), 2 bad input, "
         "3 does not fit a limit given on the command line",
@@ -61,19 +63,18 @@ def plan(arguments: argparse.Namespace) -> int:
     if sentence:
         print(f"note: {sentence}", file=sys.stderr)
     budget = make_budget(config, backend)
-    limit = None
-    if budget.device_bytes is not None:
-        source = limit_words(arguments, config, backend.caps, budget.device_bytes)
-        limit = f"{format_bytes(budget.device_bytes)} ({source})"
-    parts = plan_parts(config, graph, backend, budget)
-    worst = max(parts, key=lambda part: part.plan.slab_bytes)
+    limit_bytes = stated_bytes(budget)
+    limit = f"{format_bytes(limit_bytes)} ({limit_words(arguments, config, backend.caps, limit_bytes)})"
+    dry = plan_run(config, graph, backend, budget)
+    worst = max(dry.parts, key=lambda part: part.plan.slab_bytes)
     made, planned, decisions, costs = worst.plan, worst.program, worst.decisions, worst.costs
-    refusal = max((p.refusal for p in parts if p.refusal), key=lambda error: error.needed_bytes, default=None)
+    refusal = dry.plans.refusal
     report = whole_step(
         make_report(made, planned, decisions, costs, paper=arguments.paper),
-        [make_report(p.plan, p.program, p.decisions, p.costs) for p in parts],
+        [make_report(p.plan, p.program, p.decisions, p.costs) for p in dry.parts],
         config.train.batch_size,
     )
+    report = replace(report, notes=(*report.notes, *dry.notes()))
     fits = refusal is None
     if arguments.save_plan:
         write_file(arguments.save_plan, json.dumps(made.to_json()).encode())
@@ -87,12 +88,12 @@ def plan(arguments: argparse.Namespace) -> int:
     if arguments.json:
         data = report.to_json()
         layers = data.pop("layers")
-        smallest = None if fits else made.slab_bytes
-        data |= {"fits": fits, "memory_limit_bytes": budget.device_bytes, "smallest_budget_bytes": smallest}
+        smallest = None if fits else dry.plans.slab_bytes
+        data |= {"fits": fits, "memory_limit_bytes": limit_bytes, "smallest_budget_bytes": smallest}
         data["layers"] = layers
         print(json.dumps(data, indent=1))
     else:
-        print_report(report, fits, limit, wide_console(), layers=arguments.layers)
+        print_report(report, fits, limit, wide_console(), modelled=backend.caps.simulated, layers=arguments.layers)
     if refusal is not None and limit_given(arguments):
         raise refusal
     return 0

@@ -20,12 +20,11 @@ LAYER_CAPTION = (
 )
 
 
-def plan_summary(slab_bytes: int, host_bytes: int, step_ms: float, report: Report, limit: str | None) -> str:
+def plan_summary(slab_bytes: int, host_bytes: int, step_ms: float, report: Report, limit: str) -> str:
     """One or two lines: peak against limit, what moves, expected time, where the numbers come from."""
-    limited = f", limit {limit}" if limit else ""
     moved = f", {format_bytes(host_bytes)} on the host" if host_bytes else ", nothing offloaded"
     text = (
-        f"plan: policy {report.policy}, device peak {exact_bytes(slab_bytes)}{limited}{moved}; "
+        f"plan: policy {report.policy}, device peak {exact_bytes(slab_bytes)}, limit {limit}{moved}; "
         f"step about {format_ms(step_ms)} ({report.cost_source})"
     )
     return "\n".join([text, *(f"plan: {note}" for note in report.notes)])
@@ -37,13 +36,15 @@ def wide_console() -> Console:
     return console if console.is_terminal else Console(width=TEXT_COLUMNS)
 
 
-def print_report(report: Report, fits: bool, limit: str | None, console: Console, *, layers: bool) -> None:
+def print_report(report: Report, fits: bool, limit: str, console: Console, *, modelled: bool, layers: bool) -> None:
     """The whole report as tables.
 
     Args:
         limit: in words, with where it comes from.
+        modelled: whether the machine is a profile's, so that its times are of no measurement.
+        layers: whether the table of layers is shown.
     """
-    simulated = " (modelled, not measured)" if report.cost_source.startswith("modelled") else ""
+    simulated = " (modelled, not measured)" if modelled else ""
     console.print(
         f"{report.network}, batch size {report.batch_size}, policy {report.policy}, counting: {report.counting}",
         highlight=False,
@@ -65,9 +66,8 @@ def print_report(report: Report, fits: bool, limit: str | None, console: Console
         ("  copies out / in", f"{format_ms(report.copy_out_ms)} / {format_ms(report.copy_in_ms)}"),
         ("  not hidden by kernels", format_ms(report.exposed_ms)),
         ("times from", report.cost_source),
+        (f"fits in {limit}", "yes" if fits else "NO"),
     ]
-    if limit is not None:
-        rows.append((f"fits in {limit}", "yes" if fits else "NO"))
     for name, value in rows:
         table.add_row(name, value)
     console.print(table)

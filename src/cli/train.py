@@ -33,6 +33,8 @@ from vdnn.units import exact_bytes, format_bytes, format_ms
 
 FIXED = ("batch_size", "drop_last", "seed")
 """Keys of `train` on which the place within an epoch depends, and which a resumed run must keep."""
+ONLY_READ_BY = {"cuda": {"stream_order": "cpu"}, "cpu": {"copy_repeats": "cuda"}}
+"""Device → keys of `debug` that it does not read, with the device that does."""
 SLOW_STEP_MS, SLOW_RUN_MS = 2000.0, 600e3
 """A step or a run expected to take longer on the CPU is said to be slow before it starts."""
 
@@ -113,7 +115,7 @@ def session(
 ) -> int:
     """Plan, and train unless only the plan was asked for."""
     prepared = prepare_again(config, state, reserve_bytes) if state else prepare(config, None, say, reserve_bytes)
-    source = limit_words(arguments, config, prepared.backend.caps, prepared.budget.device_bytes)
+    source = limit_words(arguments, config, prepared.backend.caps, prepared.limit_bytes)
     warned = announce(prepared, source)
     if arguments.plan_only:
         return 0
@@ -153,7 +155,7 @@ def train(
     for sentence in () if checkpoint else training_words(prepared.graph):
         say(f"note: {sentence}")
     title = f"{prepared.graph.name} on {prepared.backend.caps.name}, {prepared.source.description}"
-    memory = f"planned {format_bytes(prepared.plans.slab_bytes)}{limit_phrase(prepared)}"
+    memory = f"planned {format_bytes(prepared.plans.slab_bytes)}, limit {format_bytes(prepared.limit_bytes)}"
     try:
         with make_display(sys.stdout, folder.metrics, prepared.steps.per_epoch, title, memory) as display:
             trainer = Trainer(prepared, folder, display)
@@ -224,8 +226,7 @@ def announce(prepared: Prepared, limit_source: str) -> bool:
     for sentence in prepared.plans.notes:
         say(f"note: {sentence}")
     plans, step_ms = prepared.plans, prepared.predicted_step_ms()
-    limit = prepared.budget.device_bytes
-    limited = f"{format_bytes(limit)} ({limit_source})" if limit is not None else None
+    limited = f"{format_bytes(prepared.limit_bytes)} ({limit_source})"
     say(plan_summary(plans.slab_bytes, plans.host_bytes, step_ms, prepared.report(), limited))
     slow = slow_words(prepared, step_ms, caps.cost_source)
     if slow:
@@ -255,12 +256,6 @@ def training_words(graph: Graph) -> list[str]:
     return found
 
 
-def limit_phrase(prepared: Prepared) -> str:
-    """ ", limit 12.0 GiB" where there is one."""
-    limit = prepared.budget.device_bytes
-    return f", limit {format_bytes(limit)}" if limit is not None else ""
-
-
 def unexpected(prepared: Prepared) -> list[str]:
     """What of the configuration this device or this data does not follow."""
     config, caps, images = prepared.config, prepared.backend.caps, len(prepared.source.train)
@@ -274,10 +269,9 @@ def unexpected(prepared: Prepared) -> list[str]:
         found.append(sentence)
     if caps.simulated and config.debug != DebugConfig():
         found.append(f"debug is not read by device {caps.name}")
-    if caps.name == "cuda" and config.debug.stream_order is not None:
-        found.append("debug.stream_order is not read by device cuda, only by --device cpu")
-    if caps.name == "cpu" and config.debug.copy_repeats != 1:
-        found.append("debug.copy_repeats is not read by device cpu, only by --device cuda")
+    for key, reader in ONLY_READ_BY.get(caps.name, {}).items():
+        if getattr(config.debug, key) != getattr(DebugConfig(), key):
+            found.append(f"debug.{key} is not read by device {caps.name}, only by --device {reader}")
     return found
 
 
@@ -313,8 +307,8 @@ def closing(prepared: Prepared, result: Result) -> str:
     lines = [
         f"done: {result.steps} steps, test accuracy {result.accuracy:.2%}, test loss {result.loss:.4f} "
         f"({prepared.source.description})",
-        f"memory: planned {exact_bytes(prepared.plans.slab_bytes)}, used at most {exact_bytes(result.used_bytes)}"
-        f"{limit_phrase(prepared)}",
+        f"memory: planned {exact_bytes(prepared.plans.slab_bytes)}, used at most {exact_bytes(result.used_bytes)}, "
+        f"limit {format_bytes(prepared.limit_bytes)}",
         f"time: predicted {format_ms(result.predicted_step_ms)} per step, measured {measured}",
     ]
     return "\n".join(lines)

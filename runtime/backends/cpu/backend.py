@@ -26,8 +26,9 @@ from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import TensorSpec, element_strides, first_element
 from vdnn.memory.costs import Candidate
 from vdnn.runtime.backend import Caps
+from vdnn.runtime.backends.cpu.blas import BlasThreads
 from vdnn.runtime.backends.cpu.chunks import Array
-from vdnn.runtime.backends.cpu.estimates import RATES, estimate
+from vdnn.runtime.backends.cpu.estimates import RATES, estimate, product_operations
 from vdnn.runtime.backends.cpu.kernels import KERNELS
 from vdnn.runtime.backends.cpu.streams import OrderedStreams, Streams, Task, ThreadedStreams
 
@@ -78,6 +79,7 @@ class CpuBackend:
     def __init__(self, poison: bool = False, order: Sequence[str] | None = None) -> None:
         self._poison = poison
         self._order = order
+        self._blas = BlasThreads()
         self._opened: tuple[_Slab, _Slab, Streams] | None = None
         mode = "one thread a stream" if order is None else f"streams in order {', '.join(order)}"
         self.caps = Caps(
@@ -122,7 +124,14 @@ class CpuBackend:
         kernel = KERNELS.get(op.kind)
         if kernel is None:
             raise VdnnError(f"op '{op.name}' (layer '{op.layer}'): the cpu backend has no kernel '{op.kind}'")
-        self._run(f"op '{op.name}' (layer '{op.layer}')", partial(kernel, op, **arrays), stream)
+        operations = product_operations(op, {argument: array.shape for argument, array in arrays.items()})
+
+        def compute() -> None:
+            if operations:
+                self._blas.use(operations)
+            kernel(op, **arrays)
+
+        self._run(f"op '{op.name}' (layer '{op.layer}')", compute, stream)
 
     def copy_out(self, offset: int, host_offset: int, nbytes: int, stream: str) -> None:
         """Slab bytes to host slab bytes."""
@@ -196,6 +205,7 @@ class CpuBackend:
         device, host, streams = self._opened
         self._opened = None
         streams.close()
+        self._blas.restore()
         device.close()
         host.close()
 

@@ -7,16 +7,17 @@ The rates are round numbers for a small CPU, fixed so that plans are the same on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 from vdnn.layers.op import Op, Program
+from vdnn.layers.tensor import Shape
 from vdnn.memory.costs import Candidate, CopyRates
 from vdnn.runtime.backends.cpu.geometry import algorithms, workspace_bytes
 
 FLOPS_PER_MS = {"GEMM": 60e6, "GEMM_BATCH": 60e6, "GEMM_TILE": 50e6, "default": 60e6}
 BYTES_PER_MS = 4e6
 OVERHEAD_MS = 0.01
-RATES = CopyRates(d2h_gbps=8.0, h2d_gbps=8.0, both_gbps=10.0, latency_us=10.0)
 RATES = CopyRates(d2h_gbps=5.0, h2d_gbps=5.0, both_gbps=8.0, latency_us=20.0)
 """Of one thread's memory copies."""
 MATRIX_OPERANDS = {
@@ -30,14 +31,19 @@ MATRIX_OPERANDS = {
 """Filter and output of the kinds that multiply matrices: 2 * |filter| / K operations for each output."""
 
 
+def product_operations(op: Op, shapes: Mapping[str, Shape]) -> int:
+    """Operations of the matrix products in `op`, by the shapes of its arguments; 0 for kinds without any."""
+    if op.kind not in MATRIX_OPERANDS:
+        return 0
+    filters, outputs = (shapes[argument] for argument in MATRIX_OPERANDS[op.kind])
+    return 2 * prod(filters[1:]) * prod(outputs)
+
+
 def estimate(op: Op, program: Program) -> tuple[Candidate, ...]:
     """The candidates of `op`, fastest first, with estimated times in ms and exact workspaces in bytes."""
     names = {**op.reads, **op.writes}
     nbytes = sum(program.tensors[name].nbytes for name in names.values())
-    operations = 0
-    if op.kind in MATRIX_OPERANDS:
-        filters, outputs = (program.tensors[names[argument]].shape for argument in MATRIX_OPERANDS[op.kind])
-        operations = 2 * prod(filters[1:]) * prod(outputs)
+    operations = product_operations(op, {argument: program.tensors[name].shape for argument, name in names.items()})
     options = algorithms(op, program) if op.kind.startswith("conv.") else ("default",)
     return tuple(
         Candidate(
