@@ -28,7 +28,7 @@ from vdnn.runtime.backends.cuda.cublas import Cublas
 from vdnn.runtime.backends.cuda.cudnn import Handle
 from vdnn.runtime.backends.cuda.cudnn_backend import DeviceProperties
 from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvPlan, ConvProblem
-from vdnn.runtime.backends.cuda.library import load_cupy
+from vdnn.runtime.backends.cuda.libraries import load_cupy
 from vdnn.units import GIB, KIB, MIB, format_bytes
 
 Array = NDArray[Any]
@@ -349,7 +349,7 @@ def run_product(
 def main() -> int:
     """Try everything; 1 if anything failed."""
     lab = Lab()
-    cupy, library = lab.cupy, lab.handle.api.library
+    cupy, library = lab.cupy, lab.handle.api.shared_library
     facts = {
         "gpu": cupy.cuda.runtime.getDeviceProperties(0)["name"].decode(),
         "driver": cupy.cuda.runtime.driverGetVersion(),

@@ -120,12 +120,15 @@ class RunFolder:
         try:
             for parent in reversed(base.parents):
                 if not parent.is_dir():
-                    with suppress(FileExistsError):  # another run may have made it meanwhile
+                    made.append(parent)  # before it is made: a signal may come in between
+                    try:
                         parent.mkdir()
-                        made.append(parent)
+                    except FileExistsError:  # another run has made it meanwhile
+                        made.remove(parent)
             for path in (base if number == 1 else base.with_name(f"{base.name}-{number}") for number in count(1)):
                 try:
                     path.mkdir()  # making it is what makes it ours: a folder that is there is another's, even if empty
+                    made.append(path)
                     break
                 except FileExistsError:
                     if not path.is_dir():
@@ -138,8 +141,13 @@ class RunFolder:
             if isinstance(error, OSError) and not is_place_fault(error):
                 raise VdnnError(message) from error
             raise ConfigError(f"{message}; choose another with --output", key="output") from error
+        except BaseException:  # stopped by a signal: nobody else knows of what was made
+            for path in reversed(made):
+                with suppress(OSError):
+                    path.rmdir()
+            raise
         folder = cls(path)
-        folder._made = [*made, path]
+        folder._made = made
         folder.claim()
         return folder
 

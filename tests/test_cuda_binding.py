@@ -21,7 +21,7 @@ from vdnn.runtime.backends.cuda.cudnn import (
     Handle,
 )
 from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvProblem
-from vdnn.runtime.backends.cuda.library import (
+from vdnn.runtime.backends.cuda.libraries import (
     CUDNN_FOLDERS,
     CUDNN_SONAME,
     mapped_copies,
@@ -94,7 +94,7 @@ def test_two_mapped_copies_are_an_error_that_names_both(tmp_path: Path) -> None:
 
 
 def test_importing_the_binding_loads_nothing() -> None:
-    names = ("library", "cudnn", "cudnn_backend", "cudnn_conv", "cudnn_graph", "cublas")
+    names = ("libraries", "cudnn", "cudnn_backend", "cudnn_conv", "cudnn_graph", "cublas")
     lines = [f"import vdnn.runtime.backends.cuda.{name}" for name in names]
     check = "import sys; assert not {'cupy', 'numpy'} & set(sys.modules); maps = open('/proc/self/maps').read()"
     code = "\n".join([*lines, check, "assert 'libcudnn' not in maps and 'libcublas' not in maps"])

@@ -28,7 +28,7 @@ from vdnn.runtime.backends.cuda.cudnn import (
 )
 from vdnn.runtime.backends.cuda.cudnn_backend import Attribute, BackendDescriptor, Kind, Type
 from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, contiguous
-from vdnn.runtime.backends.cuda.library import CUDNN_FOLDERS, CUDNN_SONAME, CudnnLibrary, load_cudnn, open_library
+from vdnn.runtime.backends.cuda.libraries import CUDNN_FOLDERS, CUDNN_SONAME, CudnnLibrary, load_cudnn, open_library
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_the_libraries_are_of_one_cuda_version_and_their_paths_exist(library: Cu
 def test_a_channel_slice_keeps_its_strides(api: Cudnn) -> None:
     descriptor = TensorDescriptor(api, (2, 3, 5, 7), (420, 35, 7, 1))
     values = [ctypes.c_int() for _ in range(9)]
-    status = api.library.dll.cudnnGetTensor4dDescriptor(
+    status = api.shared_library.dll.cudnnGetTensor4dDescriptor(
         ctypes.c_void_p(descriptor.pointer), *(ctypes.byref(value) for value in values)
     )
     assert status == 0
@@ -193,10 +193,13 @@ def test_cudnn_computes_the_output_shape_of_the_layer(
     convolution = ConvolutionDescriptor(api, padding, stride, dilation, groups)
     sizes = [ctypes.c_int() for _ in range(4)]
     pointers = (ctypes.c_void_p(thing.pointer) for thing in (convolution, x, w))
-    status = api.library.dll.cudnnGetConvolution2dForwardOutputDim(*pointers, *map(ctypes.byref, sizes))
+    status = api.shared_library.dll.cudnnGetConvolution2dForwardOutputDim(*pointers, *map(ctypes.byref, sizes))
     assert status == 0
     math = ctypes.c_int()
-    assert api.library.dll.cudnnGetConvolutionMathType(ctypes.c_void_p(convolution.pointer), ctypes.byref(math)) == 0
+    assert (
+        api.shared_library.dll.cudnnGetConvolutionMathType(ctypes.c_void_p(convolution.pointer), ctypes.byref(math))
+        == 0
+    )
     assert math.value == 3  # CUDNN_FMA_MATH: no tensor cores
     layer = Conv(filters, kernel, stride, padding, dilation, groups)
     assert tuple(size.value for size in sizes) == (images[0], *layer.output_shape("conv", (images[1:],)))
@@ -212,7 +215,7 @@ def test_a_handle_without_a_gpu_is_an_error_in_words(api: Cudnn) -> None:
     with pytest.raises(CudnnError, match=r"NOT_INITIALIZED \(1001\).*no usable GPU"):
         Handle(api)
     with pytest.raises(CublasError, match="NOT_INITIALIZED"):
-        Cublas(api.library.cublas)
+        Cublas(api.shared_library.cublas)
 
 
 def test_descriptors_are_given_back_with_their_owner(api: Cudnn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from vdnn.runtime.backends.cuda.cudnn import (
 )
 from vdnn.runtime.backends.cuda.cudnn_backend import Attribute, DeviceProperties, Type
 from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvProblem
-from vdnn.runtime.backends.cuda.library import load_cudnn
+from vdnn.runtime.backends.cuda.libraries import load_cudnn
 
 H200 = {
     "maxGridSize": [2147483647, 65535, 65535],
@@ -61,8 +61,8 @@ def h200() -> DeviceProperties:
         api = Cudnn(load_cudnn())
     except BackendUnavailable as error:
         pytest.skip(str(error))
-    if not 91100 <= api.library.version < 92700:
-        pytest.skip(f"cuDNN {api.library.version_text} does not list plans without a driver; 9.11 to 9.26 do")
+    if not 91100 <= api.shared_library.version < 92700:
+        pytest.skip(f"cuDNN {api.shared_library.version_text} does not list plans without a driver; 9.11 to 9.26 do")
     return DeviceProperties(api, json=json.dumps(H200))
 
 
@@ -80,7 +80,7 @@ def test_the_plans_of_a_vgg_layer(h200: DeviceProperties, direction: str) -> Non
     problem = ConvProblem(direction, VGG, (64, 64, 3, 3), VGG, padding=(1, 1))
     exact = cudnn_graph.plans(h200, problem)
     every = cudnn_graph.plans(h200, problem, tensor_cores=True)
-    if h200.api.library.version // 100 == 919:
+    if h200.api.shared_library.version // 100 == 919:
         assert len(exact) == FP32_PLANS[direction]
     assert 0 < len(exact) < len(every)
     assert [plan.algorithm for plan in exact] == [

@@ -27,7 +27,7 @@ from vdnn.runtime.backends.cuda.cublas import Cublas
 from vdnn.runtime.backends.cuda.cudnn import Handle
 from vdnn.runtime.backends.cuda.debug import INTACT, check
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, KernelSet, workspace_bytes
-from vdnn.runtime.backends.cuda.library import load_cupy
+from vdnn.runtime.backends.cuda.libraries import load_cupy
 from vdnn.runtime.backends.cuda.memory import Ledger
 from vdnn.runtime.backends.cuda.pinned import PinnedSlab
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, Products
@@ -86,7 +86,7 @@ class CudaBackend:
         self._opened = False
         properties = self._runtime.getDeviceProperties(cupy.cuda.Device().id)
         name = properties["name"].decode()
-        library = self._handle.api.library
+        library = self._handle.api.shared_library
         self._kernels.load()
         reserve = self.ledger.measure_reserve()
         free, total = self._runtime.memGetInfo()

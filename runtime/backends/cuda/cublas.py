@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.backends.cuda.library import CublasLibrary, load_cudnn
+from vdnn.runtime.backends.cuda.libraries import CublasLibrary, load_cudnn
 from vdnn.units import KIB, MIB
 
 ALIGNMENT_BYTES = 256
@@ -90,9 +90,9 @@ class Cublas:
     """
 
     def __init__(self, library: CublasLibrary | None = None):
-        self.library = library or load_cudnn().cublas
+        self.shared_library = library or load_cudnn().cublas
         for name, types in SIGNATURES.items():
-            function = getattr(self.library.dll, name)
+            function = getattr(self.shared_library.dll, name)
             function.argtypes, function.restype = types, ctypes.c_int
         pointer = ctypes.c_void_p()
         self._call("cublasCreate_v2", ctypes.byref(pointer))
@@ -155,6 +155,6 @@ class Cublas:
             self._call("cublasDestroy_v2", pointer)
 
     def _call(self, name: str, *args: Any, about: str = "") -> None:
-        status = getattr(self.library.dll, name)(*args)
+        status = getattr(self.shared_library.dll, name)(*args)
         if status:
             raise CublasError(status, name, about)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.backends.cuda.library import CudnnLibrary, load_cudnn
+from vdnn.runtime.backends.cuda.libraries import CudnnLibrary, load_cudnn
 
 DATA_TYPES: Mapping[str, int] = {"float32": 0}
 """cudnnDataType_t by dtype."""
@@ -120,7 +120,7 @@ class Cudnn:
     """A loaded cuDNN whose functions are called by name; a status other than success raises CudnnError."""
 
     def __init__(self, library: CudnnLibrary):
-        self.library = library
+        self.shared_library = library
         self._functions = {}
         for name, codes in SIGNATURES.items():
             function = getattr(library.dll, name)

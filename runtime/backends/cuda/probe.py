@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vdnn.runtime.backends.cuda.kernels import KernelSet
-from vdnn.runtime.backends.cuda.library import load_cupy
+from vdnn.runtime.backends.cuda.libraries import load_cupy
 
 ROUNDS, CALLS = 7, 5
 RANDOM_BYTES = 64 * 2**20

@@ -19,7 +19,7 @@ import numpy as np
 from vdnn.errors import BackendUnavailable
 from vdnn.memory.costs import CopyRates
 from vdnn.runtime.backends.cuda.cublas import Cublas
-from vdnn.runtime.backends.cuda.library import CUDNN_SONAME, load_cudnn, load_cupy, require_one_copy
+from vdnn.runtime.backends.cuda.libraries import CUDNN_SONAME, load_cudnn, load_cupy, require_one_copy
 from vdnn.runtime.backends.cuda.pinned import PinnedSlab
 from vdnn.units import GIB, MIB
 
