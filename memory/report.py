@@ -16,6 +16,7 @@ from vdnn.layers.op import Program
 from vdnn.memory.clock import Timing, simulate
 from vdnn.memory.costs import CostTable
 from vdnn.memory.decisions import Decisions
+from vdnn.memory.paper_count import paper_count
 from vdnn.memory.passes import WORKSPACE, is_workspace
 from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, align
 from vdnn.memory.prefetch import layer_passes
@@ -141,9 +142,8 @@ def make_report(plan: Plan, program: Program, decisions: Decisions, costs: CostT
     """The report of `plan` of `program` (with algorithms).
 
     Args:
-        paper: count as the vDNN paper does: no momentum, weight gradients, statistics, inputs as bytes or losses;
-            the weights of convolutions only where allocation is layer-wise; the peak is the largest layer pass, maps
-            fetched early left out; averages are unweighted means over layer passes (MICRO'16, figures 4 and 11).
+        paper: count as the vDNN paper does (MICRO'16, figures 4 and 11): no momentum, weight gradients, statistics,
+            inputs as bytes or losses; where allocation is layer-wise as `vdnn.memory.paper_count` says.
     """
     timing = simulate(plan, program, costs)
     stays = residencies(plan, program, timing)
@@ -167,10 +167,24 @@ def make_report(plan: Plan, program: Program, decisions: Decisions, costs: CostT
     layers = _layer_rows(plan, program, stays, timing, plan.persistent_bytes)
     if network_wide:
         layers = tuple(replace(row, forward_bytes=peak, backward_bytes=peak) for row in layers)
-    if paper:
-        peak_categories, peak, mean_pass = _as_in_paper(program, peak_categories, passes, network_wide)
-        ideal, average = peak, mean_pass
-        layers = _rows_in_paper(program, layers, passes, peak, peak_categories["weights"], network_wide)
+    if paper and network_wide:
+        peak_categories = {**peak_categories, "other": 0}
+        peak = ideal = average = mean_pass = sum(peak_categories.values())
+        layers = tuple(replace(row, forward_bytes=peak, backward_bytes=peak) for row in layers)
+    elif paper:
+        counted = paper_count(plan, program)
+        peak_categories, peak_layer = counted.categories(), counted.peak.layer
+        peak = ideal = counted.peak.nbytes + counted.weights_bytes
+        average = mean_pass = counted.average_bytes
+        sizes = counted.layer_bytes()
+        layers = tuple(
+            replace(
+                row,
+                forward_bytes=sizes.get((row.layer, True), 0),
+                backward_bytes=sizes.get((row.layer, False), 0),
+            )
+            for row in layers
+        )
     return Report(
         network=program.name,
         batch_size=program.batch,
@@ -266,50 +280,6 @@ def _pass_bytes(plan: Plan, program: Program, stays: list[Stay]) -> dict[tuple[s
 def _over_time(stays: list[Stay], timing: Timing) -> int:
     held = sum(stay.nbytes * (stay.end_ms - stay.begin_ms) for stay in stays)
     return int(held / timing.total_ms) if timing.total_ms else 0
-
-
-def _as_in_paper(
-    program: Program, at_peak: Mapping[str, int], passes: Mapping[tuple[str, int], int], network_wide: bool
-) -> tuple[dict[str, int], int, int]:
-    """Categories, peak and average as MICRO'16 counts them."""
-    if network_wide:
-        found = {**at_peak, "other": 0}
-        total = sum(found.values())
-        return found, total, total
-    features = []
-    for op in program.ops:  # the classifier begins at the first fully connected layer
-        if op.kind.startswith("linear."):
-            break
-        if op.kind.split(".")[0] not in ("input", "relu"):  # activations work in place, within their layer's pass
-            features.append(op.layer)
-    convolutions = sum(program.tensors[op.reads["w"]].nbytes for op in program.ops if op.kind == "conv.forward")
-    counted = {key: nbytes for key, nbytes in passes.items() if key[0] in set(features)}
-    largest = max(counted.values(), default=0)
-    average = sum(counted.values()) // max(1, len(counted))
-    found = {**at_peak, "weights": convolutions, "other": 0}
-    found["feature_maps"] = largest + convolutions - sum(v for k, v in found.items() if k != "feature_maps")
-    return found, largest + convolutions, average + convolutions
-
-
-def _rows_in_paper(
-    program: Program,
-    rows: tuple[LayerRow, ...],
-    passes: Mapping[tuple[str, int], int],
-    peak: int,
-    weights: int,
-    network_wide: bool,
-) -> tuple[LayerRow, ...]:
-    """`rows` with the bytes of each layer's passes as `_as_in_paper` counts them."""
-    if network_wide:
-        return tuple(replace(row, forward_bytes=peak, backward_bytes=peak) for row in rows)
-    forward: dict[str, int] = {}
-    backward: dict[str, int] = {}
-    for (layer, start), nbytes in passes.items():
-        side = forward if program.ops[start].phase == "forward" else backward
-        side[layer] = max(side.get(layer, 0), nbytes + weights)
-    return tuple(
-        replace(row, forward_bytes=forward.get(row.layer, 0), backward_bytes=backward.get(row.layer, 0)) for row in rows
-    )
 
 
 def _layer_rows(

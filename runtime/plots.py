@@ -2,7 +2,7 @@
 
     draw_plan(plan, program, decisions, costs, "vgg19.png")
 
-The numbers behind it are `timeline(...)`. Of all modules only this one imports matplotlib.
+The numbers behind it are `timeline(...)`. matplotlib is imported by modules named "plots" only.
 """
 
 from __future__ import annotations

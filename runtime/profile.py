@@ -3,17 +3,18 @@
     costs = model_costs(program, load_profile("titan-x-maxwell"))
 
 A convolution takes its operations at the algorithm's share of the peak, or its bytes at memory speed if that is longer;
-other ops take their bytes. FFT algorithms take the operations of the complex products and the traffic of the
-transforms. Every such number is a model and says so in `CostTable.source`.
+other ops take their bytes. FFT algorithms take the operations of the complex products and the traffic of the spectra
+(vdnn.runtime.spectra). Every such number is a model and says so in `CostTable.source`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -21,21 +22,42 @@ from vdnn.errors import ConfigError
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import TensorSpec
 from vdnn.memory.costs import Candidate, CopyRates, CostTable
+from vdnn.runtime.spectra import WORKSPACES, ConvSize, conv_size, spectra_bytes, spectrum, spectrum_flops
 from vdnn.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One convolution algorithm of a profile: share of peak, workspace formula, determinism."""
+    """One convolution algorithm of a profile: how fast on large layers, and what makes it slower on others.
+
+    Args:
+        efficiency: share of the profile's peak that the products of a large layer reach.
+        workspace: a formula of WORKSPACES.
+        depth: at this depth of the filter matrix half of `efficiency` is reached (0: at any depth all of it): C R S in
+            forward and wgrad, K R S in dgrad; for an FFT how many products each sum has: C, K in dgrad, N in wgrad.
+        tile: output channels (C in dgrad) are computed in tiles of so many; a partly filled one takes as long.
+        thin: factor on the efficiency where an image has at most 4 channels.
+        passes: how often the spectra of an FFT cross memory, by the largest side of their plane.
+    """
 
     efficiency: float
     workspace: str = "none"
     deterministic: bool = True
+    depth: float = 0.0
+    tile: int = 1
+    thin: float = 1.0
+    passes: Mapping[int, float] = field(default_factory=lambda: {256: 3.0})
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A machine in numbers; see the comments in profiles/*.yaml for their sources."""
+    """A machine in numbers; see the comments in profiles/*.yaml for their sources.
+
+    Args:
+        memory_efficiency: share of `memory_gbps` that a streaming kernel reaches; `kernels` has those of kinds that do
+            not stream, such as "pool".
+        linear_efficiency: share of the peak in fully connected layers.
+    """
 
     name: str
     description: str
@@ -46,6 +68,8 @@ class Profile:
     launch_us: float
     copies: CopyRates
     algorithms: Mapping[str, Mapping[str, Method]]
+    kernels: Mapping[str, float] = field(default_factory=dict)
+    linear_efficiency: float = 0.6
 
 
 def profile_names() -> list[str]:
@@ -68,24 +92,29 @@ def load_profile(name: str) -> Profile:
             raise ConfigError(f"unknown profile '{name}', known: {', '.join(known)}", key=name, known=known)
         text = source.read_text(encoding="utf-8")
     try:
-        data = yaml.safe_load(text)
-        methods = {
-            kind: {label: Method(**fields) for label, fields in rows.items()}
-            for kind, rows in data["algorithms"].items()
-        }
-        return Profile(
-            data["name"],
-            data["description"],
-            parse_bytes(data["memory"]),
-            float(data["peak_gflops"]),
-            float(data["memory_gbps"]),
-            float(data["memory_efficiency"]),
-            float(data["launch_us"]),
-            CopyRates(**data["copies"]),
-            methods,
-        )
+        return make_profile(yaml.safe_load(text))
     except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"profile '{name}' cannot be used: {type(error).__name__}: {error}", file=name) from error
+
+
+def make_profile(data: Mapping[str, Any]) -> Profile:
+    """The profile that a YAML file's `data` describes; a KeyError, TypeError or ValueError if it is not one."""
+    methods = {
+        kind: {label: Method(**fields) for label, fields in rows.items()} for kind, rows in data["algorithms"].items()
+    }
+    return Profile(
+        data["name"],
+        data["description"],
+        parse_bytes(data["memory"]),
+        float(data["peak_gflops"]),
+        float(data["memory_gbps"]),
+        float(data["memory_efficiency"]),
+        float(data["launch_us"]),
+        CopyRates(**data["copies"]),
+        methods,
+        {kind: float(share) for kind, share in data.get("kernels", {}).items()},
+        float(data.get("linear_efficiency", 0.6)),
+    )
 
 
 def model_costs(program: Program, profile: Profile) -> CostTable:
@@ -101,54 +130,23 @@ def model_costs(program: Program, profile: Profile) -> CostTable:
     return CostTable(table, profile.copies, f"modelled by profile {profile.name}")
 
 
-@dataclass(frozen=True, slots=True)
-class ConvSize:
-    """A convolution in numbers, whichever direction: N, C, H, W, K, R, S, P, Q, groups, and its attributes."""
-
-    n: int
-    c: int
-    h: int
-    w: int
-    k: int
-    r: int
-    s: int
-    p: int
-    q: int
-    groups: int
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-
-    @property
-    def flops(self) -> float:
-        """Operations of any of the three directions: 2 N K P Q (C / groups) R S."""
-        return 2.0 * self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
-
-
 def operands(op: Op, program: Program) -> dict[str, TensorSpec]:
     """The tensors of an op by argument name."""
     return {arg: program.tensors[t] for arg, t in (*op.reads.items(), *op.writes.items())}
 
 
-def conv_size(op: Op, specs: Mapping[str, TensorSpec]) -> ConvSize:
-    """Sizes of a conv.forward, conv.dgrad or conv.wgrad op from its operands."""
-    shape = {arg: spec.shape for arg, spec in specs.items()}
-    x, y = shape.get("x") or shape["dx"], shape.get("y") or shape["dy"]
-    k, _, r, s = shape.get("w") or shape["dw"]
-    attrs = op.attrs
-    stride, dilation = tuple(attrs["stride"]), tuple(attrs["dilation"])
-    return ConvSize(x[0], x[1], x[2], x[3], k, r, s, y[2], y[3], attrs["groups"], stride, dilation)
-
-
 def model_candidates(op: Op, specs: Mapping[str, TensorSpec], profile: Profile) -> tuple[Candidate, ...]:
     """Candidates of one op on `profile`, fastest first."""
+    share = profile.kernels.get(op.kind.split(".")[0], profile.memory_efficiency)
     moved = sum(spec.nbytes for arg, spec in specs.items() if arg != "workspace")
     moved += sum(specs[arg].nbytes for arg in op.accumulate)
-    bytes_ms = moved / (profile.memory_gbps * profile.memory_efficiency * 1e6) + profile.launch_us / 1000
+    launch_ms = profile.launch_us / 1000
+    bytes_ms = moved / (profile.memory_gbps * share * 1e6) + launch_ms
     peak = profile.peak_gflops * 1e6  # operations per ms
     methods = profile.algorithms.get(op.kind)
     if methods is None:
         gemm = op.kind.startswith("linear.") and "bgrad" not in op.kind
-        flops_ms = _linear_flops(specs) / (0.6 * peak) if gemm else 0.0
+        flops_ms = _linear_flops(specs) / (profile.linear_efficiency * peak) if gemm else 0.0
         return (Candidate("default", max(bytes_ms, flops_ms)),)
     size = conv_size(op, specs)
     rows = []
@@ -156,64 +154,29 @@ def model_candidates(op: Op, specs: Mapping[str, TensorSpec], profile: Profile) 
         workspace = WORKSPACES[method.workspace](size)
         if workspace is None:
             continue
-        flops, extra = size.flops, 0
-        if method.workspace.startswith("fft"):
-            flops, extra = _fft_flops(size, method.workspace), 3 * workspace
-        extra_ms = extra / (profile.memory_gbps * profile.memory_efficiency * 1e6)
-        rows.append(
-            Candidate(
-                label, max(bytes_ms, flops / (method.efficiency * peak) + extra_ms), workspace, method.deterministic
-            )
-        )
+        work_ms = _conv_ms(size, method, profile) + launch_ms
+        rows.append(Candidate(label, max(bytes_ms, work_ms), workspace, method.deterministic))
     return tuple(sorted(rows, key=lambda c: (c.time_ms, c.workspace_bytes)))
+
+
+def _conv_ms(size: ConvSize, method: Method, profile: Profile) -> float:
+    """Time of the products of a convolution, and of what an FFT moves besides."""
+    reached = method.efficiency * profile.peak_gflops * 1e6
+    plane = spectrum(size, method.workspace)
+    filled = size.rows / (-(-size.rows // method.tile) * method.tile)
+    if plane is None:
+        thin = method.thin if size.c // size.groups <= 4 else 1.0
+        return size.flops / (reached * thin * filled * size.depth / (size.depth + method.depth))
+    side = max(plane.rows, plane.columns)
+    passes = next(times for most, times in sorted(method.passes.items()) if side <= most)
+    moved = passes * sum(spectra_bytes(size, plane))
+    products = size.products * (plane.tiles if size.direction == "wgrad" else 1)
+    sums = products / (products + method.depth)
+    return spectrum_flops(size, plane) / (reached * filled * sums) + moved / (
+        profile.memory_gbps * profile.memory_efficiency * 1e6
+    )
 
 
 def _linear_flops(specs: Mapping[str, TensorSpec]) -> float:
     weight, other = specs.get("w") or specs["dw"], specs.get("x") or specs["dy"]
     return 2.0 * other.shape[0] * prod(weight.shape)
-
-
-def _spectrum(size: ConvSize, workspace: str) -> tuple[int, int, int] | None:
-    """Rows, half columns and number of tiles of the transformed planes; None where FFT does not apply."""
-    if size.stride != (1, 1) or size.dilation != (1, 1) or max(size.r, size.s) > 32 or size.groups != 1:
-        return None
-    if workspace == "fft_tiling":
-        tiles = -(-size.p // (32 - size.r + 1)) * -(-size.q // (32 - size.s + 1))
-        return 32, 17, tiles
-    rows, columns = (1 << (n - 1).bit_length() for n in (size.h + size.r - 1, size.w + size.s - 1))
-    return (rows, columns // 2 + 1, 1) if max(rows, columns) <= 256 else None
-
-
-def _fft_bytes(size: ConvSize, workspace: str) -> int | None:
-    plane = _spectrum(size, workspace)
-    if plane is None:
-        return None
-    rows, columns, tiles = plane
-    if workspace == "fft_tiling":  # one image's tiles at a time
-        return 8 * rows * columns * (tiles * (size.c + size.k) + size.c * size.k)
-    return 8 * rows * columns * (size.n * (size.c + size.k) + size.c * size.k)
-
-
-def _fft_flops(size: ConvSize, workspace: str) -> float:
-    """Complex products (8 operations each) over the spectrum; the transforms are counted as traffic."""
-    rows, columns, tiles = _spectrum(size, workspace) or (0, 0, 0)
-    return 8.0 * rows * columns * tiles * size.n * size.c * size.k
-
-
-def _winograd_bytes(size: ConvSize) -> int | None:
-    """Non-fused F(4x4, 3x3): 6x6 transforms of x, w and y (Lavin and Gray 2016)."""
-    if (size.r, size.s) != (3, 3) or size.stride != (1, 1) or size.dilation != (1, 1) or size.groups != 1:
-        return None
-    tiles = size.n * -(-size.p // 4) * -(-size.q // 4)
-    return 4 * 36 * (tiles * (size.c + size.k) + size.c * size.k)
-
-
-WORKSPACES: Mapping[str, Callable[[ConvSize], int | None]] = {
-    "none": lambda size: 0,
-    "indices": lambda size: 4 * (size.c // size.groups) * size.r * size.s,
-    "columns": lambda size: 4 * size.n * size.c * size.r * size.s * size.p * size.q,
-    "fft": lambda size: _fft_bytes(size, "fft"),
-    "fft_tiling": lambda size: _fft_bytes(size, "fft_tiling"),
-    "winograd": _winograd_bytes,
-}
-"""Workspace in bytes by formula name; None where the algorithm does not apply."""
