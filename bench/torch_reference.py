@@ -131,7 +131,8 @@ class TorchRun:
 class TorchTrainer:
     """Training steps of `graph` in training mode, by SGD.
 
-    Sets PyTorch's process-wide switches: no TF32; deterministic cuDNN algorithms, or with `fast` the fastest found.
+    Sets PyTorch's process-wide switches: no TF32; deterministic algorithms where there are any, or with `fast` the
+    fastest that cuDNN finds.
 
     Args:
         weights: first values by name, "LAYER.SUFFIX", parameters and statistics; copied.
@@ -157,7 +158,8 @@ class TorchTrainer:
         self.torch = torch = load_torch()
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = not fast, fast
-        self.graph, self.device, self._kind = graph, device, getattr(torch, dtype)
+        torch.use_deterministic_algorithms(not fast, warn_only=True)
+        self.graph, self.update, self.device, self._kind = graph, update, device, getattr(torch, dtype)
         self._mean, self._std = (self._tensor(np.reshape(values, (-1, 1, 1))) for values in (mean, std))
         self._values: dict[str, dict[str, Tensor]] = {}
         groups: dict[float, list[Tensor]] = {}
@@ -203,6 +205,12 @@ class TorchTrainer:
         """Gradients of the last step, before weight decay, by the name of the parameter."""
         return {name: value.grad.cpu().numpy().copy() for name, value in self._named() if value.grad is not None}
 
+    def momentum(self) -> dict[str, Array]:
+        """Momentum after the last step by the name of the parameter; empty before the first, or if there is none."""
+        state = self.optimizer.state
+        buffers = {name: state.get(value, {}).get("momentum_buffer") for name, value in self._named()}
+        return {name: buffer.cpu().numpy().copy() for name, buffer in buffers.items() if buffer is not None}
+
     def _forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of all heads by their weights, and the main head alone."""
         values = {self.graph.input: (images.to(self._kind) / 255 - self._mean) / self._std}
@@ -230,4 +238,5 @@ class TorchTrainer:
         return self.torch.tensor(array, dtype=self._kind, device=self.device)
 
     def _upload(self, array: Array) -> Tensor:
-        return self.torch.from_numpy(array).to(self.device)
+        # PyTorch warns of arrays that it could not write to
+        return self.torch.from_numpy(array if array.flags.writeable else array.copy()).to(self.device)
