@@ -12,12 +12,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to run one op: its algorithm, time in ms, workspace in bytes, and whether two runs give equal bits."""
+    """One way to run one op: its algorithm, time in ms, workspace in bytes, and whether two runs give equal bits.
+
+    `math` is what its products round to: "fp32" or "tf32".
+    """
 
     algorithm: str
     time_ms: float
     workspace_bytes: int = 0
     deterministic: bool = True
+    math: str = "fp32"
 
 
 @dataclass(frozen=True, slots=True)

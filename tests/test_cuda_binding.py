@@ -181,6 +181,34 @@ def test_a_legacy_plan_passes_addresses_workspace_and_beta(direction: str, accum
     assert [name for name, _ in dll.calls].count("cudnnDestroy") == 1
 
 
+@pytest.mark.parametrize("direction", OPERANDS)
+def test_tf32_is_the_default_math_type_and_has_labels_of_its_own(direction: str) -> None:
+    dll = FakeDll()
+    fake: Any = SimpleNamespace(dll=dll)
+    handle = Handle(Cudnn(fake))
+    problem = ConvProblem(direction, (2, 3, 8, 8), (4, 3, 3, 3), (2, 4, 6, 6))
+    plain = [plan.algorithm for plan in cudnn_conv.plans(handle, problem)]
+    both = cudnn_conv.plans(handle, problem, tensor_cores=True)
+    assert [plan.algorithm for plan in both] == [*plain, *(f"{label}+TF32" for label in plain)]
+    for label in plain:
+        numbers, math_types = [], []
+        for name in (label, f"{label}+TF32"):
+            del dll.calls[:]
+            made = cudnn_conv.plan(handle, problem, name)
+            assert (made.algorithm, "TENSOR_CORE" in made.notes) == (name, name != label)
+            calls = [call for call, _ in dll.calls]
+            # the workspace depends on the math type
+            assert calls.index("cudnnSetConvolutionMathType") < next(
+                i for i, call in enumerate(calls) if call.endswith("WorkspaceSize")
+            )
+            math_types.append(dict(dll.calls)["cudnnSetConvolutionMathType"][1])
+            numbers.append(next(args[5] for call, args in dll.calls if call.endswith("WorkspaceSize")))
+        assert math_types == [3, 0]  # CUDNN_FMA_MATH, CUDNN_DEFAULT_MATH
+        assert numbers[0] == numbers[1]
+    with pytest.raises(ValueError, match=r"no algorithm 'SOME\+TF32', known: "):
+        cudnn_conv.plan(handle, problem, "SOME+TF32")
+
+
 def host_sgemm(*args: Any) -> int:
     """cublasSgemm by its definition, on host memory: columns first, c = alpha op(a) op(b) + beta c."""
     _, transpose_a, transpose_b, m, n, k, alpha, a_ptr, lda, b_ptr, ldb, beta, c_ptr, ldc = args
@@ -226,6 +254,9 @@ def test_binding_a_stream_sets_the_workspace_after_it() -> None:
     fake: Any = SimpleNamespace(dll=dll)
     cublas = Cublas(fake)
     assert ("cublasSetMathMode", (101, 2)) in dll.calls  # CUBLAS_PEDANTIC_MATH
+    tf32: Any = FakeDll()
+    Cublas(SimpleNamespace(dll=tf32), tensor_cores=True)  # type: ignore[arg-type]
+    assert ("cublasSetMathMode", (101, 3)) in tf32.calls  # CUBLAS_TF32_TENSOR_OP_MATH
     del dll.calls[:]
     cublas.bind(5, 0x1000, 4096)
     # the documentation of cublasSetStream: it puts the workspace back to the library's own

@@ -91,6 +91,8 @@ def test_cublas_signatures_are_those_of_the_header(library: CudnnLibrary) -> Non
     assert re.search(r"CUBLAS_PEDANTIC_MATH = 2,", header)
     for status, (name, _) in cublas_module.STATUS.items():
         assert re.search(rf"CUBLAS_STATUS_{name} = {status}\b", header), name
+    for name, mode in {"PEDANTIC": cublas_module.PEDANTIC_MATH, "TF32_TENSOR_OP": cublas_module.TF32_MATH}.items():
+        assert re.search(rf"\bCUBLAS_{name}_MATH\s*= {mode}\b", header), name
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,7 @@ def test_graph_numbers_are_those_of_the_header(library: CudnnLibrary) -> None:
         "CUDNN_DATA_FLOAT": cudnn_module.DATA_TYPES["float32"],
         "CUDNN_TENSOR_NCHW": cudnn_module.NCHW,
         "CUDNN_CROSS_CORRELATION": cudnn_module.CROSS_CORRELATION,
+        "CUDNN_DEFAULT_MATH": cudnn_module.DEFAULT_MATH,
         "CUDNN_FMA_MATH": cudnn_module.FMA_MATH,
     }
     for name, number in expected.items():

@@ -21,6 +21,7 @@ from vdnn.runtime.backends.cuda.cudnn import (
 from vdnn.runtime.backends.cuda.cudnn_backend import Attribute, DeviceProperties, Type
 from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvProblem
 from vdnn.runtime.backends.cuda.libraries import load_cudnn
+from vdnn.runtime.backends.cuda.search import shortlist, trial_order
 
 H200 = {
     "maxGridSize": [2147483647, 65535, 65535],
@@ -92,6 +93,21 @@ def test_the_plans_of_a_vgg_layer(h200: DeviceProperties, direction: str) -> Non
     tensor_core = [plan for plan in every if "TENSOR_CORE" in plan.notes]
     assert tensor_core[0].workspace_bytes >= 2 * 4 * np.prod(VGG)
     assert {plan.deterministic for plan in exact} == ({True} if direction == "forward" else {True, False})
+
+
+@pytest.mark.parametrize("direction", FP32_PLANS)
+def test_the_short_list_of_a_vgg_layer_has_a_choice_of_workspaces(h200: DeviceProperties, direction: str) -> None:
+    problem = ConvProblem(direction, VGG, (64, 64, 3, 3), VGG, padding=(1, 1))
+    every = cudnn_graph.plans(h200, problem, tensor_cores=True)
+    kept = shortlist(every)
+    assert kept[:8] == every[:8]
+    assert [plan for plan in kept if plan.workspace_bytes <= 2**20] == [
+        plan for plan in every if plan.workspace_bytes <= 2**20
+    ]
+    assert len(kept) < len(every)
+    reference = trial_order(every)[0]
+    assert reference.workspace_bytes == 0
+    assert not cudnn_graph.INEXACT & set(reference.notes)
 
 
 @pytest.mark.parametrize("direction", FP32_PLANS)

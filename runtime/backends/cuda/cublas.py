@@ -1,4 +1,4 @@
-"""Matrix products in fp32 by cuBLAS on a workspace of ours, for the fully connected layers; can be captured.
+"""Matrix products in fp32 or TF32 by cuBLAS on a workspace of ours, for the fully connected layers; can be captured.
 
     cublas = Cublas()
     cublas.bind(stream.ptr, workspace_ptr, workspace_bytes)
@@ -42,8 +42,9 @@ SIGNATURES: Mapping[str, tuple[Any, ...]] = {
 }
 """Argument types of every function called here, from cublas_api.h of cuBLAS 13; all return cublasStatus_t."""
 
-PEDANTIC_MATH = 2
-"""CUBLAS_PEDANTIC_MATH: fp32 as it is written, no TF32 and no emulation, whatever the environment says."""
+PEDANTIC_MATH, TF32_MATH = 2, 3
+"""CUBLAS_PEDANTIC_MATH: fp32 as it is written, no TF32 and no emulation, whatever the environment says.
+CUBLAS_TF32_TENSOR_OP_MATH: operands rounded to TF32 for the tensor cores, sums in fp32."""
 
 STATUS: Mapping[int, tuple[str, str]] = {
     1: ("NOT_INITIALIZED", "cuBLAS found no usable GPU or driver; run vdnn doctor"),
@@ -84,12 +85,14 @@ def recommended_workspace_bytes(compute_major: int) -> int:
 
 
 class Cublas:
-    """A cuBLAS context on the current device: fp32 without tensor cores, on one stream and workspace at a time.
+    """A cuBLAS context on the current device, on one stream and workspace at a time.
+
+    Products are fp32 without tensor cores, or with `tensor_cores` TF32.
 
     Creating one takes a GPU and some of its memory, which belongs to the context reserve.
     """
 
-    def __init__(self, library: CublasLibrary | None = None):
+    def __init__(self, library: CublasLibrary | None = None, *, tensor_cores: bool = False):
         self.shared_library = library or load_cudnn().cublas
         for name, types in SIGNATURES.items():
             function = getattr(self.shared_library.dll, name)
@@ -97,7 +100,7 @@ class Cublas:
         pointer = ctypes.c_void_p()
         self._call("cublasCreate_v2", ctypes.byref(pointer))
         self.pointer: int | None = pointer.value
-        self._call("cublasSetMathMode", self.pointer, PEDANTIC_MATH)
+        self._call("cublasSetMathMode", self.pointer, TF32_MATH if tensor_cores else PEDANTIC_MATH)
 
     def bind(self, stream: int, workspace_ptr: int, workspace_bytes: int) -> None:
         """Run later products on this cudaStream_t with this workspace, aligned to ALIGNMENT_BYTES.

@@ -22,8 +22,9 @@ from vdnn.runtime.backends.cuda.libraries import CudnnLibrary, load_cudnn
 DATA_TYPES: Mapping[str, int] = {"float32": 0}
 """cudnnDataType_t by dtype."""
 
-NCHW, CROSS_CORRELATION, FMA_MATH = 0, 1, 3
-"""Values of cudnnTensorFormat_t, cudnnConvolutionMode_t and cudnnMathType_t (FMA: fp32 without tensor cores)."""
+NCHW, CROSS_CORRELATION, DEFAULT_MATH, FMA_MATH = 0, 1, 0, 3
+"""Values of cudnnTensorFormat_t, cudnnConvolutionMode_t and cudnnMathType_t (FMA: fp32 without tensor cores; the
+default takes TF32 for float32 arrays on GPUs that have it)."""
 
 CODES: Mapping[str, Any] = {
     "p": ctypes.c_void_p,
@@ -206,12 +207,24 @@ class FilterDescriptor:
 
 
 class ConvolutionDescriptor:
-    """Padding, stride and dilation (vertical, horizontal), groups; a cross-correlation summed in fp32 by FMA."""
+    """Padding, stride and dilation (vertical, horizontal), groups; a cross-correlation summed in fp32.
 
-    def __init__(self, api: Cudnn, padding: Sequence[int], stride: Sequence[int], dilation: Sequence[int], groups: int):
+    Products are fp32 by FMA, or with `tensor_cores` TF32.
+    """
+
+    def __init__(
+        self,
+        api: Cudnn,
+        padding: Sequence[int],
+        stride: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        *,
+        tensor_cores: bool = False,
+    ):
         self.pointer = api.create(self, "cudnnCreateConvolutionDescriptor", "cudnnDestroyConvolutionDescriptor")
         numbers = (*padding, *stride, *dilation, CROSS_CORRELATION, DATA_TYPES["float32"])
         api.call("cudnnSetConvolution2dDescriptor", self.pointer, *numbers)
         api.call("cudnnSetConvolutionGroupCount", self.pointer, groups)
-        # the default may take TF32; workspaces depend on the math type, so it is set before they are asked for
-        api.call("cudnnSetConvolutionMathType", self.pointer, FMA_MATH)
+        # workspaces depend on the math type, so it is set before they are asked for
+        api.call("cudnnSetConvolutionMathType", self.pointer, DEFAULT_MATH if tensor_cores else FMA_MATH)

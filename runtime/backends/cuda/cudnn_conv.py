@@ -6,7 +6,7 @@
     plan.run(handle, x_ptr, w_ptr, y_ptr, workspace_ptr, accumulate=False)
 
 x, y, dx and dy are NCHW arrays, whole or channel slices of larger ones; w and dw are contiguous (K, C/groups, R, S).
-Everything is fp32 without tensor cores.
+Products are fp32; an algorithm whose label ends in "+TF32" may round its operands to TF32 for the tensor cores.
 """
 
 from __future__ import annotations
@@ -75,12 +75,16 @@ class ConvProblem:
         }
 
     def __str__(self) -> str:
-        """The problem in one line, for error texts."""
+        """The whole problem in one line, for error texts and as the key of what was measured."""
         strides = self.strides()
+        x, y = (
+            f"{shape}" if strides[name] == contiguous(shape) else f"{shape} with strides {strides[name]}"
+            for name, shape in (("x", self.x), ("y", self.y))
+        )
         return (
-            f"convolution {self.direction}, x {self.x} with strides {strides['x']}, w {self.w}, "
-            f"y {self.y} with strides {strides['y']}, stride {self.stride}, padding {self.padding}, "
+            f"convolution {self.direction}, x {x}, w {self.w}, y {y}, stride {self.stride}, padding {self.padding}, "
             f"dilation {self.dilation}, groups {self.groups}, {self.dtype}"
+            f"{'' if self.alignment == 16 else f', aligned to {self.alignment}'}"
         )
 
 
@@ -158,6 +162,9 @@ _DIRECTIONS: Mapping[str, _Direction] = {
     ),
 }
 
+TF32 = "+TF32"
+"""End of the label of an algorithm that runs with the default math type instead of FMA."""
+
 _ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
 
 
@@ -197,14 +204,15 @@ class LegacyPlan:
         )
 
 
-def plans(handle: Handle, problem: ConvProblem) -> list[LegacyPlan]:
-    """The named algorithms that state a workspace for `problem`, in cuDNN's order.
+def plans(handle: Handle, problem: ConvProblem, *, tensor_cores: bool = False) -> list[LegacyPlan]:
+    """The named algorithms that state a workspace for `problem`, in cuDNN's order; with `tensor_cores` in TF32 too.
 
     One that cuDNN refuses is not a candidate; if it refuses all, its first CudnnError is raised. A few accept here and
     refuse in `run`: a profile tries each once.
     """
     found, refused = [], []
-    for label in _DIRECTIONS[problem.direction].algorithms:
+    names = _DIRECTIONS[problem.direction].algorithms
+    for label in (*names, *(f"{name}{TF32}" for name in names if tensor_cores)):
         try:
             found.append(plan(handle, problem, label))
         except CudnnError as error:
@@ -216,20 +224,24 @@ def plans(handle: Handle, problem: ConvProblem) -> list[LegacyPlan]:
 
 def plan(handle: Handle, problem: ConvProblem, algorithm: str) -> LegacyPlan:
     """The plan of one algorithm by its label; CudnnError if cuDNN refuses it, ValueError if there is no such label."""
-    direction = _DIRECTIONS[problem.direction]
-    if algorithm not in direction.algorithms:
+    direction, name = _DIRECTIONS[problem.direction], algorithm.removesuffix(TF32)
+    if name not in direction.algorithms:
         known = ", ".join(direction.algorithms)
         raise ValueError(f"convolution {problem.direction} has no algorithm '{algorithm}', known: {known}")
-    number, deterministic = direction.algorithms[algorithm]
+    number, deterministic = direction.algorithms[name]
+    tensor_cores = algorithm != name
     api, strides = handle.api, problem.strides()
     operands: dict[str, TensorDescriptor | FilterDescriptor] = {
         "x": TensorDescriptor(api, problem.x, strides["x"], problem.dtype),
         "w": FilterDescriptor(api, problem.w, problem.dtype),
         "y": TensorDescriptor(api, problem.y, strides["y"], problem.dtype),
     }
-    convolution = ConvolutionDescriptor(api, problem.padding, problem.stride, problem.dilation, problem.groups)
+    convolution = ConvolutionDescriptor(
+        api, problem.padding, problem.stride, problem.dilation, problem.groups, tensor_cores=tensor_cores
+    )
     a, b, out = (operands[name].pointer for name in OPERANDS[problem.direction])
     nbytes = ctypes.c_size_t()
     arguments = (handle.pointer, a, b, convolution.pointer, out, number, ctypes.byref(nbytes))
     api.call(direction.workspace, *arguments, about=problem, algorithm=algorithm)
-    return LegacyPlan(algorithm, nbytes.value, deterministic, problem, number, operands, convolution)
+    notes = ("TENSOR_CORE",) if tensor_cores else ()
+    return LegacyPlan(algorithm, nbytes.value, deterministic, problem, number, operands, convolution, notes)

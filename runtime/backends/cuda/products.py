@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from vdnn.layers.op import Op
+from vdnn.layers.op import Op, Program
+from vdnn.layers.tensor import DTYPE_BYTES, TensorSpec, element_strides, first_element
 from vdnn.runtime.backends.cuda import cudnn_conv, cudnn_graph
 from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.cublas import Cublas
-from vdnn.runtime.backends.cuda.cudnn import Handle
+from vdnn.runtime.backends.cuda.cudnn import CudnnError, Handle
 from vdnn.runtime.backends.cuda.cudnn_conv import ConvPlan, ConvProblem
 
 CONV_KINDS = {
@@ -49,6 +50,19 @@ def conv_problem(op: Op, arrays: Mapping[str, DeviceArray]) -> ConvProblem:
     )
 
 
+def unplaced_problem(op: Op, program: Program) -> ConvProblem:
+    """The convolution that `op` of `program` will compute wherever the plan puts its storages."""
+    return conv_problem(op, {arg: _unplaced(program, name) for arg, name in (*op.reads.items(), *op.writes.items())})
+
+
+def _unplaced(program: Program, name: str) -> DeviceArray:
+    """The array in a storage at address 0: what its strides and its alignment will be, as storages are aligned."""
+    spec: TensorSpec = program.tensors[name]
+    root = program.tensors[spec.storage]
+    start = DTYPE_BYTES[spec.dtype] * first_element(spec, root)
+    return DeviceArray(start, spec.shape, element_strides(spec, root), spec.dtype, spec.nbytes)
+
+
 def _four(values: Any) -> tuple[int, int, int, int]:
     a, b, c, d = values
     return int(a), int(b), int(c), int(d)
@@ -70,9 +84,22 @@ class Products:
         self.handle, self.cublas = handle, cublas
         self._plans: dict[tuple[ConvProblem, str], ConvPlan] = {}
 
-    def plans(self, problem: ConvProblem) -> list[ConvPlan]:
-        """Every candidate for `problem`: cuDNN's named algorithms."""
-        return list(cudnn_conv.plans(self.handle, problem))
+    def plans(self, problem: ConvProblem, *, tensor_cores: bool = False, named_only: bool = False) -> list[ConvPlan]:
+        """Every candidate for `problem`: cuDNN's named algorithms, then the graph API's in its heuristic order.
+
+        With `named_only` the former alone. Those with notes of arithmetic below fp32 are among them only with
+        `tensor_cores`. CudnnError if there is none.
+        """
+        found: list[ConvPlan] = []
+        refused: list[CudnnError] = []
+        for make in (cudnn_conv.plans, cudnn_graph.plans)[: 1 if named_only else 2]:
+            try:
+                found += make(self.handle, problem, tensor_cores=tensor_cores)
+            except CudnnError as error:  # this cuDNN has no engine, or no named algorithm, for such a case
+                refused.append(error)
+        if not found and refused:
+            raise refused[0]
+        return found
 
     def convolve(self, op: Op, arrays: Mapping[str, DeviceArray]) -> None:
         """Start the convolution of `op`; a bias is not added here."""

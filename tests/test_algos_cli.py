@@ -1,0 +1,166 @@
+"""vdnn algos: what it prints, where its times come from, its files and its exit codes; and --precision everywhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+from scripts import script
+from test_algos import FACTS, MIB, table_of
+
+from vdnn.cli import algos as command
+from vdnn.cli.main import main
+from vdnn.cli.options import unmet_precision
+from vdnn.networks import build
+from vdnn.runtime import algos
+from vdnn.runtime.config import load_config
+from vdnn.runtime.devices import Driver
+
+MODELLED = ("--profile", "h200")
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """A machine without a GPU or stored tables."""
+    monkeypatch.setattr(command, "find_driver", lambda: Driver(0, "no driver"))
+    monkeypatch.setattr(command, "stored_names", lambda: [])
+
+
+@pytest.fixture
+def lenet_table(tmp_path):
+    table_of(build("lenet"), (8, 4)).save(tmp_path / "made.json")
+    return str(tmp_path / "made.json")
+
+
+def run(capsys, *arguments, code=0):
+    assert main(["algos", *map(str, arguments)]) == code
+    return capsys.readouterr()
+
+
+@pytest.mark.parametrize(("network", "batch"), [("vgg16", 256), ("alexnet", 128)])
+def test_a_network_is_studied_in_time(network, batch, tmp_path):
+    started = time.perf_counter()
+    ended = script("vdnn", "algos", network, "-b", batch, cwd=tmp_path)
+    assert time.perf_counter() - started < 5
+    assert ended.code == 0, ended.error
+    assert "conv1" in ended.out
+    assert "less in all; " in ended.out
+
+
+def test_without_a_gpu_and_a_table_times_are_modelled_and_it_says_so(capsys, no_gpu):
+    said = run(capsys, "alexnet")
+    assert "no driver, and no stored table knows alexnet at batch size 128 in fp32" in said.err
+    assert "times are modelled by profile h200" in said.err
+    assert "(no measurement)" in said.out
+    assert json.loads(run(capsys, "alexnet", "--json").out)["modelled"] is True
+
+
+def test_without_a_gpu_a_stored_table_is_taken_if_it_knows_the_network(capsys, no_gpu, monkeypatch, lenet_table):
+    table = command.load_table(lenet_table)
+    monkeypatch.setattr(command, "stored_names", lambda: ["made-up"])
+    monkeypatch.setattr(command, "load_table", lambda name: table)
+    said = run(capsys, "lenet", "-b", 8, "--json")
+    data = json.loads(said.out)
+    assert "times are from the stored table made-up" in said.err
+    assert (data["source"], data["modelled"]) == ("measured on Made Up 1, cuDNN 9.19.1", False)
+    assert "modelled by profile" in run(capsys, "lenet", "-b", 9).err
+    assert "modelled by profile" in run(capsys, "lenet", "-b", 8, "--precision", "tf32").err
+
+
+def test_a_table_by_path_and_its_totals(capsys, lenet_table):
+    data = json.loads(run(capsys, "lenet", "-b", 8, "--table", lenet_table, "--limits", "none,4MiB,0", "--json").out)
+    assert [row["limit_bytes"] for row in data["limits"]] == [0, 4 * MIB, None]
+    # two convolutions, of which the first needs no gradient of its input: 5 at 2.4 or 0.8 ms
+    assert [row["time_ms"] for row in data["limits"]] == pytest.approx([12, 12, 4])
+    assert [row["micro_batched_ms"] for row in data["limits"]] == pytest.approx([12, 4, 4])
+    assert data["purchases"][1].startswith("4.0 MiB → no limit: 8.0 ms less in all; 1.6 ms less with 8 MiB more in ")
+    layers = {(row["layer"], row["direction"]) for row in data["layers"]}
+    assert layers == {("conv1", "forward"), ("conv1", "wgrad"), *(("conv2", d) for d in algos.DIRECTIONS)}
+    assert {c["layout"] for row in data["layers"] for c in row["candidates"]} == {"NCHW"}
+    plain = run(capsys, "lenet", "-b", 8, "--table", lenet_table, "--no-micro-batches").out
+    assert "micro" not in plain
+
+
+def test_one_layer_shows_all_and_a_network_the_front(capsys):
+    one = run(capsys, "alexnet", "--layer", "conv2", *MODELLED).out
+    assert "IMPLICIT_GEMM" in one
+    assert "conv1" not in one
+    front = run(capsys, "alexnet", *MODELLED).out
+    assert "IMPLICIT_GEMM" not in front
+    assert "more are beaten" in front
+    assert "IMPLICIT_GEMM" in run(capsys, "alexnet", "--all", *MODELLED).out
+
+
+def test_files_are_written(capsys, tmp_path):
+    files = [tmp_path / "a.csv", tmp_path / "a.svg"]
+    run(capsys, "alexnet", *MODELLED, "--csv", files[0], "--picture", files[1])
+    rows = list(csv.DictReader(files[0].open()))
+    times = [float(row["time_ms"]) for row in rows]
+    assert times == sorted(times, reverse=True)
+    assert len(rows) > 5
+    assert files[1].read_bytes().startswith(b"<?xml")
+
+
+def test_a_slice_of_an_accumulated_step_is_said(capsys):
+    said = run(capsys, "lenet", "-b", 64, "-o", "train.accumulate=4", *MODELLED, "--json")
+    assert "4 slices, of which one of 16 images is studied" in said.err
+    assert json.loads(said.out)["batch_size"] == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("alexnet", "--layer", "conv9", *MODELLED), "has no convolution 'conv9', it has: conv1,"),
+        (("alexnet", "--limits", "8MiB,much"), "--limits: 'much' is not an amount of bytes"),
+        (("alexnet", "--limits", ""), "--limits: "),
+        (("alexnet", "--picture", "a.txt"), "expected a file name that ends in"),
+        (("alexnet", "--precision", "fp16"), "expected fp32 or tf32"),
+        (("alexnet", "--table", "h300"), "no stored table 'h300'"),
+        (("alexnet", "--device", "gpu"), "auto, cpu, cuda or simulated"),
+        (("alexnet", "--profile", "h300"), "unknown profile 'h300'"),
+        (("alexnet", "--csv", "no/such/folder/a.csv", *MODELLED), "cannot be written"),
+        (("alexnett",), "did you mean 'alexnet'"),
+    ],
+)
+def test_bad_input_is_one_line_and_2(capsys, no_gpu, monkeypatch, tmp_path, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    said = run(capsys, *arguments, code=2)
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert words in said.err
+
+
+def test_a_table_that_lacks_the_network_or_the_precision_is_refused(capsys, lenet_table):
+    options = ("lenet", "--table", lenet_table)
+    assert "does not hold all convolutions of lenet" in run(capsys, *options, "-b", 9, code=2).err
+    wrong = run(capsys, *options, "-b", 8, "--precision", "tf32", code=2).err
+    assert f"is of {FACTS['precision']}, --precision is tf32" in wrong
+
+
+# ---- precision
+
+
+def test_tf32_is_a_precision_and_others_are_not_met_in_silence(capsys):
+    config = load_config("lenet", ["precision=tf32"])
+    assert load_config("lenet").precision == "fp32"
+    for caps, words in [
+        (SimpleNamespace(name="cuda", simulated=False, precision="tf32"), None),
+        (SimpleNamespace(name="cpu", simulated=False, precision="fp32"), "on device cpu products are computed in fp32"),
+        (SimpleNamespace(name="simulated", simulated=True, precision="fp32"), "times are modelled in fp32"),
+    ]:
+        sentence = unmet_precision(config, caps)
+        assert sentence is None if words is None else words in sentence
+    assert main(["plan", "lenet", "--precision", "tf32", *MODELLED, "--json"]) == 0
+    assert "on device simulated times are modelled in fp32" in capsys.readouterr().err
+    assert "times are modelled in fp32" in run(capsys, "lenet", "--precision", "tf32", *MODELLED).err
+
+
+def test_training_in_tf32_on_the_cpu_says_that_it_is_fp32(tmp_path):
+    options = ("lenet", "--iterations", 1, "-b", 8, "--device", "cpu", "-o", "data.test_images=8", "--plan-only")
+    said = script("vdnn-train", *options, "--precision", "tf32", cwd=tmp_path)
+    assert said.code == 0, said.error
+    assert "precision tf32 is for device cuda; on device cpu products are computed in fp32" in said.out + said.error
+    assert "precision" not in script("vdnn-train", *options, cwd=tmp_path).error
