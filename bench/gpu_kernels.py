@@ -22,7 +22,7 @@ import numpy as np
 from vdnn.bench.kernel_cases import all_cases
 from vdnn.bench.kernel_check import LAYOUTS, Case, Machine, difference
 from vdnn.layers import Op
-from vdnn.layers.tensor import Shape
+from vdnn.layers.tensor import DTYPE_BYTES, Shape
 from vdnn.runtime.backends.cuda.array import DeviceArray, contiguous
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, workspace_bytes
 from vdnn.runtime.backends.cuda.probe import Probe
@@ -36,7 +36,7 @@ POOLED, THIRD = (64, 64, 112, 112), (512, 64, 27, 27)
 
 @dataclass(frozen=True)
 class Load:
-    """A large call: shapes of float32 arguments by name; `before` is a kind that makes what it reads."""
+    """A large call: shapes of arguments by name; `before` is a kind that makes what it reads, also from `source`."""
 
     name: str
     kind: str
@@ -45,12 +45,17 @@ class Load:
     attrs: Mapping[str, Any] = field(default_factory=dict)
     accumulate: tuple[str, ...] = ()
     before: str | None = None
+    source: Mapping[str, Shape] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of every operand, once; accumulated ones twice."""
-        sizes = {a: prod(s) * (1 if self.kind == "input.normalize" and a == "x" else 4) for a, s in self.shapes.items()}
+        sizes = {a: prod(s) * DTYPE_BYTES[self.dtype(a)] for a, s in self.shapes.items()}
         return sum(sizes.values()) + sum(sizes[a] for a in self.accumulate)
+
+    def dtype(self, argument: str) -> str:
+        """Of an argument."""
+        return "uint8" if argument == "indices" or (self.kind, argument) == ("input.normalize", "x") else "float32"
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -64,13 +69,48 @@ def window(mode: str, size: int, stride: int, padding: int = 0) -> dict[str, Any
     return {"mode": mode, "count_include_pad": True, **pairs}
 
 
+POOLS: tuple[tuple[str, Shape, int, dict[str, Any]], ...] = (
+    ("max VGG-19 pool1", (256, 64, 224, 224), 112, window("max", 2, 2)),
+    ("max GoogLeNet pool1", (128, 64, 112, 112), 56, window("max", 3, 2)),  # the last windows lie half outside
+    ("max ResNet pool1", (128, 64, 112, 112), 56, window("max", 3, 2, 1)),
+    ("max inception 3a", (128, 192, 28, 28), 28, window("max", 3, 1, 1)),
+    ("max AlexNet pool1", (256, 64, 55, 55), 27, window("max", 3, 2)),  # rows that cannot be loaded by fours
+    ("max VGG-19 pool4", (256, 512, 28, 28), 14, window("max", 2, 2)),
+)
+"""Name, images, outputs a side, attributes."""
+
+
+def pool_loads() -> Iterable[Load]:
+    """Forward with and without indices, backward by x and y, by indices, and by indices with the mask of a ReLU."""
+    for name, x, side, attrs in POOLS:
+        y = (*x[:2], side, side)
+        yield Load(f"{name}", "pool.forward", {"x": x}, {"y": y}, attrs)
+        yield Load(f"{name} indexed", "pool.forward", {"x": x}, {"y": y, "indices": y}, attrs)
+        yield Load(f"{name} gradient", "pool.backward", {"x": x, "y": y, "dy": y}, {"dx": x}, attrs, (), "pool.forward")
+        for what, reads in (("by indices", {"indices": y}), ("masked", {"indices": y, "y": y})):
+            made = {"x": x, "y": y}
+            yield Load(
+                f"{name} gradient {what}",
+                "pool.backward",
+                {**reads, "dy": y},
+                {"dx": x},
+                attrs,
+                before="pool.forward",
+                source={argument: shape for argument, shape in made.items() if argument not in reads},
+            )
+    small, deep, apart = (256, 2048, 1, 1), window("average", 7, 7), window("average", 2, 2)
+    yield Load("average 7x7", "pool.forward", {"x": DEEP}, {"y": small}, deep)
+    yield Load("average 7x7 gradient", "pool.backward", {"dy": small}, {"dx": DEEP}, deep)
+    yield Load("average 2x2", "pool.forward", {"x": IMAGE}, {"y": POOLED}, apart)
+    yield Load("average 2x2 gradient", "pool.backward", {"dy": POOLED}, {"dx": IMAGE}, apart)
+
+
 def loads() -> Iterable[Load]:
     """One or a few of every kind that moves much."""
     c, channels = (64,), {"weight": (64,), "bias": (64,)}
     saved = {"mean": c, "invstd": c}
     running = {"running_mean": c, "running_var": c}
     lrn = {"size": 5, "alpha": 1e-4, "beta": 0.75, "k": 2.0}
-    halves, thirds, same = window("max", 2, 2), window("max", 3, 2), window("max", 3, 1, 1)
     drop = {"p": 0.5, "key": 7}
     sgd = {"momentum": 0.9, "nesterov": False, "weight_decay": 1e-4}
     weight = (4096, 25088)
@@ -85,19 +125,7 @@ def loads() -> Iterable[Load]:
     yield Load("bias gradient", "conv.bgrad", {"dy": IMAGE}, {"db": c})
     yield Load("bias gradient 7x7", "conv.bgrad", {"dy": DEEP}, {"db": (2048,)})
     yield Load("bias gradient of linear", "linear.bgrad", {"dy": (16384, 4096)}, {"db": (4096,)})
-    yield Load("max 2x2", "pool.forward", {"x": IMAGE}, {"y": POOLED}, halves)
-    yield Load("max 3x3 stride 2", "pool.forward", {"x": IMAGE}, {"y": (64, 64, 111, 111)}, thirds)
-    yield Load("max 3x3 stride 1", "pool.forward", {"x": SMALL}, {"y": SMALL}, same)
-    yield Load("average 7x7", "pool.forward", {"x": DEEP}, {"y": (256, 2048, 1, 1)}, window("average", 7, 7))
-    for name, shape, out, attrs in (
-        ("max 2x2", IMAGE, POOLED, halves),
-        ("max 3x3 stride 2", IMAGE, (64, 64, 111, 111), thirds),
-        ("max 3x3 stride 1", SMALL, SMALL, same),
-    ):
-        pooled = {"x": shape, "y": out, "dy": out}
-        yield Load(f"{name} gradient", "pool.backward", pooled, {"dx": shape}, attrs, (), "pool.forward")
-    average = {"dy": (256, 2048, 1, 1)}
-    yield Load("average 7x7 gradient", "pool.backward", average, {"dx": DEEP}, window("average", 7, 7))
+    yield from pool_loads()
     yield Load("lrn", "lrn.forward", {"x": THIRD}, {"y": THIRD}, lrn)
     yield Load("lrn gradient", "lrn.backward", {"x": THIRD, "y": THIRD, "dy": THIRD}, {"dx": THIRD}, lrn, ())
     yield Load("norm", "batchnorm.forward", {"x": SMALL, **channels}, {"y": SMALL, **saved}, {"eps": 1e-5})
@@ -117,22 +145,22 @@ def measure(probe: Probe, load: Load, slab: int) -> dict[str, Any]:
     arrays: dict[str, DeviceArray] = {}
     place = slab
     probe.fill(slab, _slab_bytes(load))  # an earlier call may have left numbers that are not finite
-    for argument, shape in load.shapes.items():
-        dtype = "uint8" if load.kind == "input.normalize" and argument == "x" else "float32"
-        arrays[argument] = contiguous(place, shape, dtype)
+    for argument, shape in {**load.shapes, **load.source}.items():
+        arrays[argument] = contiguous(place, shape, load.dtype(argument))
         place += -(-arrays[argument].nbytes // ALIGN_BYTES) * ALIGN_BYTES
     arrays["workspace"] = contiguous(place, (max(1, workspace_bytes(load.kind, load.shapes)),), "uint8")
     arrays["step"] = arrays["status"] = contiguous(slab - ALIGN_BYTES, (64,), "uint8")
     op = Op(load.name, load.kind, "layer", "forward", {}, {}, load.attrs, load.accumulate)
     if load.before:
         CUDA_KERNELS[load.before](op, arrays, probe.kernels, probe.stream)
+        arrays = {argument: array for argument, array in arrays.items() if argument not in load.source}
     time_ms = probe.time_ms(lambda: CUDA_KERNELS[load.kind](op, arrays, probe.kernels, probe.stream))
     return {"name": load.name, "kind": load.kind, "nbytes": load.nbytes, "time_ms": time_ms}
 
 
 def _slab_bytes(load: Load) -> int:
     """Bytes of all operands, more or less."""
-    return sum(4 * prod(shape) + ALIGN_BYTES for shape in load.shapes.values())
+    return sum(4 * prod(shape) + ALIGN_BYTES for shape in (*load.shapes.values(), *load.source.values()))
 
 
 def check(machine: Machine, cases: Iterable[Case], note: Callable[[str], None] = print) -> tuple[int, list[str]]:
@@ -181,7 +209,7 @@ def main() -> int:
         row["gbps"] = row["nbytes"] / row["time_ms"] / 1e6
         row["share"] = row["gbps"] / copy_gbps
         rows.append(row)
-        print(f"{row['name']:26} {row['time_ms']:8.3f} ms {row['gbps']:7.0f} GB/s {row['share']:6.1%} of a copy")
+        print(f"{row['name']:37} {row['time_ms']:8.3f} ms {row['gbps']:7.0f} GB/s {row['share']:6.1%} of a copy")
     if folder := os.environ.get("OUT"):
         result = {"facts": facts, "calls": calls, "failures": failures, "unequal": probe.unequal}
         result |= {"copy_gbps": copy_gbps, "bandwidth": rows, "seconds": time.monotonic() - started}

@@ -101,8 +101,18 @@ WINDOWS: tuple[tuple[tuple[int, int], Mapping[str, Any]], ...] = (
     ((5, 7), {"kernel": "global"}),
     ((56, 52), {"kernel": 3, "stride": 2, "ceil_mode": True}),
     ((28, 28), {"kernel": 5, "stride": 3}),
+    ((18, 18), {"kernel": "global"}),
+    ((7, 9), {"kernel": 2}),
+    ((8, 16), {"kernel": 2}),
+    ((9, 28), {"kernel": 2, "ceil_mode": True}),
+    ((12, 24), {"kernel": 3, "stride": 2, "ceil_mode": True}),
+    ((9, 12), {"kernel": 3, "stride": 2}),
+    ((12, 16), {"kernel": 3, "stride": 2, "padding": 1}),
+    ((15, 11), {"kernel": 3, "stride": 2, "padding": 1}),
+    ((10, 12), {"kernel": 3, "stride": 1, "padding": 1}),
+    ((40, 60), {"kernel": 3, "stride": 1, "padding": 1}),
 )
-"""Images and the arguments of a Pool layer, the CPU tests' and a few of several blocks."""
+"""Images and the arguments of a Pool layer: the CPU tests', a few of several blocks, and rows loaded by fours."""
 
 
 def _pools() -> Iterator[Case]:
@@ -117,18 +127,40 @@ def _pools() -> Iterator[Case]:
                 name = f"{mode}{' with ties' if ties else ''}{'' if count else ' inside'} {arguments}"
                 forward = Case(name, "pool.forward", {"x": x}, {"y": unknown(2, 3, p, q)}, attrs, tolerance=exact)
                 yield forward
-                reads = {"dy": normal(2, 3, p, q)}
+                dy = normal(2, 3, p, q)
+                told: dict[str, dict[str, Array]] = {"": {}}
                 if mode == "max":
-                    reads |= {"x": x, "y": forward.expected()["y"]}
-                for adds in (False, True):
+                    told = {"": {"x": x, "y": forward.expected()["y"]}}
+                    if layer.can_index_winners((3, h, w)):
+                        writes = {**forward.writes, "indices": np.full(dy.shape, 7, np.uint8)}
+                        indexed = Case(f"{name} indexed", "pool.forward", {"x": x}, writes, attrs, tolerance=exact)
+                        yield indexed
+                        found = indexed.expected()
+                        told |= {" indexed": {"indices": found["indices"]}, " masked": {**found}}
+                for (how, reads), adds in product(told.items(), (False, True)):
                     dx = normal(*x.shape) if adds else unknown(*x.shape)
                     accumulate = ("dx",) if adds else ()
-                    called = f"{name} gradient{' added' if adds else ''}"
+                    called = f"{name}{how} gradient{' added' if adds else ''}"
+                    reads = {**reads, "dy": dy}
                     yield Case(called, "pool.backward", reads, {"dx": dx}, attrs, accumulate, tolerance=exact)
-    x = normal(1, 2, 6, 6)
+    for stride, padding, ceil in product((1, 2, 3), (0, 1), (False, True)):
+        yield from _nans(Pool("max", 3, stride, padding, ceil), (8, 8))
+
+
+def _nans(layer: Pool, size: tuple[int, int]) -> Iterator[Case]:
+    """NaN and infinities: a window with a NaN has no winner, one of equal infinities its first pixel."""
+    x = normal(1, 2, *size)
     x[0, 0, 2, 3] = np.nan
-    attrs = pool_attributes(Pool("max", 3, stride=2, ceil_mode=True), (6, 6))
-    yield Case("max of a NaN", "pool.forward", {"x": x}, {"y": unknown(1, 2, 3, 3)}, attrs)
+    x[0, 1, :4] = -np.inf
+    _, p, q = layer.output_shape("pool", (x.shape[1:],))
+    attrs, y, indices = pool_attributes(layer, size), unknown(1, 2, p, q), np.full((1, 2, p, q), 7, np.uint8)
+    yield Case(f"max of a NaN {layer}", "pool.forward", {"x": x}, {"y": y}, attrs)
+    forward = Case(f"max of a NaN, indexed {layer}", "pool.forward", {"x": x}, {"y": y, "indices": indices}, attrs)
+    yield forward
+    found, dy = forward.expected(), normal(1, 2, p, q)
+    for reads in ({"x": x, "y": found["y"]}, {"indices": found["indices"]}, found):
+        name = f"gradient of a max of a NaN by {', '.join(reads)} {layer}"
+        yield Case(name, "pool.backward", {**reads, "dy": dy}, {"dx": unknown(*x.shape)}, attrs)
 
 
 def pool_attributes(layer: Pool, size: tuple[int, int]) -> dict[str, Any]:

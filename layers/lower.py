@@ -18,6 +18,7 @@ from vdnn.layers.base import Parameter
 from vdnn.layers.graph import Graph, Node
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import Shape, TensorSpec
+from vdnn.layers.winners import with_winners
 
 STEP = "step"
 """The tensor of what changes from step to step (see vdnn.runtime.step): learning rate, counters, gradient scale."""
@@ -254,9 +255,9 @@ class Lowering:
 
     # ---- the whole
 
-    def run(self, mean: tuple[float, ...], std: tuple[float, ...]) -> Program:
+    def run(self, mean: tuple[float, ...], std: tuple[float, ...], ahead: bool) -> Program:
         """Emit every op and collect the Program."""
-        self._declare_step(mean, std)
+        self._declare_step(mean, std, ahead)
         for node in self.nodes:
             for parameter in self.graph.parameters(node):
                 self._declare_parameter(node, parameter)
@@ -279,13 +280,16 @@ class Lowering:
             (*self.fetches, STEP),
             f"{self.head.name}.loss",
             f"{self.head.name}.correct",
+            (IMAGES,) if ahead else (),
         )
         program.validate()
         return program
 
-    def _declare_step(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    def _declare_step(self, mean: tuple[float, ...], std: tuple[float, ...], ahead: bool) -> None:
         self.persistent.append(self.tensor(STEP, "state", (STEP_BYTES,), dtype="uint8"))
         images = self.tensor(IMAGES, "input", (self.batch, *self.graph.input_shape), dtype="uint8")
+        if ahead:  # labels need not be: few bytes, and no op waits for them before the loss
+            self.persistent.append(images)
         self.tensor(LABELS, "label", (self.batch,), dtype="int32")
         data = self.tensor(self.graph.input, "act", (self.batch, *self.graph.input_shape))
         attrs = {"mean": list(mean), "std": list(std)}
@@ -344,6 +348,8 @@ def lower(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     dtype: str = "float32",
+    ahead: bool = False,
+    pool_indices: bool = False,
 ) -> Program:
     """The Program of `graph` for `batch` images.
 
@@ -352,10 +358,15 @@ def lower(
             weight gradients, "middle" adds to them, "last" adds and updates.
         mean, std: per channel, of pixel values scaled to 0..1; the images arrive as uint8.
         dtype: "float32", or "float64" for gradient checks.
+        ahead: whether the images of a run are fed during the run before it (see Program.ahead).
+        pool_indices: maximum pools write down their winners in training, so that backward needs neither their x nor the
+            y of a ReLU right below (see vdnn.layers.winners); results are the same bits.
     """
     if batch < 1 or mode not in MODES:
         expected = f"a batch of 1 or more and one of {', '.join(MODES)}"
         raise ShapeError(graph.name, graph.input, expected=expected, got=f"batch {batch}, mode '{mode}'")
     channels = graph.input_shape[0]
+    if pool_indices and mode != "eval":
+        graph = with_winners(graph)
     lowering = Lowering(graph, batch, mode, update or Update(), dtype)
-    return lowering.run(mean or (0.5,) * channels, std or (0.5,) * channels)
+    return lowering.run(mean or (0.5,) * channels, std or (0.5,) * channels, ahead)

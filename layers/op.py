@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from vdnn.errors import ProgramError
 from vdnn.layers.tensor import TensorSpec
 
 PHASES = ("forward", "backward", "update")
+_SPEC = tuple(field.name for field in fields(TensorSpec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Program:
         feeds: tensors that the host writes before the first op; fetches: tensors that the host reads after the last.
         loss: the fetched per-image loss of the main head, shape (N,).
         correct: the fetched per-image flag "the main head's first choice is the label", shape (N,).
+        ahead: feeds that come a run early. They are persistent: the ops read what the run before was given for them,
+            and what this run is given, once their last reader is done, is for the next one.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Program:
     fetches: tuple[str, ...]
     loss: str
     correct: str
+    ahead: tuple[str, ...] = ()
 
     def storage(self, tensor: str) -> str:
         """The storage that holds `tensor`'s bytes."""
@@ -82,7 +86,7 @@ class Program:
             "name": self.name,
             "batch": self.batch,
             "mode": self.mode,
-            "tensors": [asdict(spec) for spec in self.tensors.values()],
+            "tensors": [{name: getattr(spec, name) for name in _SPEC} for spec in self.tensors.values()],
             "ops": [
                 {
                     "name": op.name,
@@ -101,6 +105,7 @@ class Program:
             "fetches": list(self.fetches),
             "loss": self.loss,
             "correct": self.correct,
+            "ahead": list(self.ahead),
         }
 
     @classmethod
@@ -108,7 +113,7 @@ class Program:
         """The program that `to_json` described."""
         tensors = {row["name"]: TensorSpec(**{**row, "shape": tuple(row["shape"])}) for row in data["tensors"]}
         ops = tuple(Op(**{**row, "accumulate": tuple(row["accumulate"])}) for row in data["ops"])
-        lists = {key: tuple(data[key]) for key in ("persistent", "feeds", "fetches")}
+        lists = {key: tuple(data[key]) for key in ("persistent", "feeds", "fetches", "ahead")}
         return cls(**{**data, **lists, "tensors": tensors, "ops": ops})
 
     def digest(self) -> str:

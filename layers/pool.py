@@ -6,7 +6,8 @@
 Output size as torch.nn.MaxPool2d: floor or ceil of (H + 2*padding - R) / stride, plus 1; with ceil the last window must
 start inside the image or its left padding. Padding never wins a maximum. The average divides by R*S with
 `count_include_pad` (windows beyond the padding count only the part within it), else by the pixels covered.
-Backward of the maximum reads x and y: the first largest pixel of a window in row order takes dy.
+In backward of the maximum the first largest pixel of a window in row order takes dy. It is found again in x and y; or,
+with `winners`, forward has written down its place in the window: one byte an output, and neither x nor y is needed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,19 @@ if TYPE_CHECKING:
     from vdnn.layers.lower import Lowering
 
 
+NO_WINNER = 255
+"""The index of a window with a NaN, whose gradient goes nowhere."""
+
+
 @dataclass(frozen=True)
 class Pool(Layer):
-    """`kernel` (R, S) or "global"; `stride` defaults to the kernel."""
+    """`kernel` (R, S) or "global"; `stride` defaults to the kernel.
+
+    Args:
+        winners: forward in training also writes `indices` (N, C, P, Q) uint8: r*S + s of the winner, or NO_WINNER.
+        masks: x is what ReLUs give, and backward drops dy where y <= 0 for them. Lowering sets both
+            (see vdnn.layers.winners).
+    """
 
     mode: Literal["max", "average"]
     kernel: int | tuple[int, int] | Literal["global"]
@@ -33,12 +44,19 @@ class Pool(Layer):
     padding: int | tuple[int, int] = 0
     ceil_mode: bool = False
     count_include_pad: bool = True
+    winners: bool = False
+    masks: bool = False
 
     kind = "pool"
 
     @property
     def needs_output(self) -> bool:
-        return self.mode == "max"
+        return self.mode == "max" and (self.masks or not self.winners)
+
+    def can_index_winners(self, x: Shape) -> bool:
+        """Whether a byte can say which pixel of a window on images (C, H, W) is the largest."""
+        (r, s), _ = self._window((x[1], x[2]))
+        return self.mode == "max" and r * s <= NO_WINNER
 
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
         c, h, w = image_input(name, inputs)
@@ -61,18 +79,28 @@ class Pool(Layer):
         return (c, *sizes)
 
     def forward(self, low: Lowering, node: Node) -> None:
-        x = node.inputs[0]
-        low.emit(node, "pool.forward", {"x": low.value(x)}, {"y": low.output(node)}, attrs=self._attrs(low, x))
+        x, writes = node.inputs[0], {"y": low.output(node)}
+        if self.winners:
+            writes["indices"] = low.tensor(self._indices(node), "aux", (low.batch, *node.shape), dtype="uint8")
+        low.emit(node, "pool.forward", {"x": low.value(x)}, writes, attrs=self._attrs(low, x))
 
     def backward(self, low: Lowering, node: Node) -> None:
-        x, reads = node.inputs[0], {"dy": low.grad(node.name)}
+        x, reads = node.inputs[0], {}
         if not low.requires_grad(x):
             return
-        if self.mode == "max":
-            reads = {"x": low.value(x), "y": low.value(node.name), **reads}
+        if self.winners:
+            reads["indices"] = self._indices(node)
+        elif self.mode == "max":
+            reads["x"] = low.value(x)
+        if self.needs_output:
+            reads["y"] = low.value(node.name)
+        reads["dy"] = low.grad(node.name)
         dx, adds = low.contribute(x)
         attrs = self._attrs(low, x)
         low.emit(node, "pool.backward", reads, {"dx": dx}, attrs=attrs, accumulate=("dx",) if adds else ())
+
+    def _indices(self, node: Node) -> str:
+        return f"{node.name}.indices"
 
     def _window(self, size: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
         if isinstance(self.kernel, str):

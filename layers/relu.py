@@ -2,7 +2,8 @@
 
     graph.add("relu1", Relu(), "conv1")
 
-Backward reads y, not x: dx = dy where y > 0, else 0. It is written over dy.
+Backward reads y, not x: dx = dy where y > 0, else 0. It is written over dy. Where a pool above has dropped dy already
+(see vdnn.layers.winners), dx is dy: no op, no bytes, and y is not needed.
 """
 
 from __future__ import annotations
@@ -20,17 +21,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Relu(Layer):
-    """No parameters; any shape."""
+    """No parameters; any shape. `masked_above`: dy arrives as 0 where y <= 0, which lowering sees to."""
+
+    masked_above: bool = False
 
     kind = "relu"
 
     @property
     def needs_output(self) -> bool:
-        return True
+        return not self.masked_above
 
     @property
     def overwrites_gradient(self) -> bool:
-        return True
+        return not self.masked_above
+
+    @property
+    def shares_gradient(self) -> bool:
+        return self.masked_above
 
     def works_in_place(self, training: bool) -> bool:
         return True
@@ -44,7 +51,11 @@ class Relu(Layer):
 
     def backward(self, low: Lowering, node: Node) -> None:
         x, dy = node.inputs[0], low.grad(node.name)
-        if low.requires_grad(x):
+        if not low.requires_grad(x):
+            return
+        if self.masked_above:
+            low.share_grad(x, dy)
+        else:
             dx, adds = low.contribute(x, over=dy)
             reads = {"y": low.value(node.name), "dy": dy}
             low.emit(node, "relu.backward", reads, {"dx": dx}, accumulate=("dx",) if adds else ())

@@ -64,9 +64,10 @@ def attributes(case: Case) -> dict[str, Any]:
     return {"mode": layer.mode, "count_include_pad": layer.count_include_pad, **listed}
 
 
-def reference(case: Case, x: Array, dy: Array) -> tuple[Array, Array]:
-    """y and dx, window by window."""
-    y, dx = np.zeros(dy.shape), np.zeros(x.shape)
+def reference(case: Case, x: Array, dy: Array) -> tuple[Array, Array, Array]:
+    """y, dx and the places of maxima, window by window."""
+    y, dx, indices = np.zeros(dy.shape), np.zeros(x.shape), np.zeros(dy.shape, np.uint8)
+    (_, s), (down, right), (top, left) = (attributes(case)[key] for key in ("kernel", "stride", "padding"))
     for n, c in np.ndindex(x.shape[:2]):
         for (p, q), (pixels, divisor) in windows(case).items():
             values = [x[n, c, h, w] for h, w in pixels]
@@ -74,25 +75,38 @@ def reference(case: Case, x: Array, dy: Array) -> tuple[Array, Array]:
                 y[n, c, p, q] = max(values)
                 h, w = pixels[values.index(max(values))]
                 dx[n, c, h, w] += dy[n, c, p, q]
+                indices[n, c, p, q] = (h + top - p * down) * s + w + left - q * right
             else:
                 y[n, c, p, q] = sum(values) / divisor
                 for h, w in pixels:
                     dx[n, c, h, w] += dy[n, c, p, q] / divisor
-    return y, dx
+    return y, dx, indices
 
 
 def check(case: Case, x: Array, *, sliced: bool, accumulate: bool) -> None:
     shape = (*x.shape[:2], *case.layer.output_shape("pool", (x.shape[1:],))[1:])
     dy = np.random.default_rng(2).normal(size=shape).astype(x.dtype)
-    y, dx = reference(case, x, dy)
+    y, dx, indices = reference(case, x, dy)
     wrap = channel_slice if sliced else np.array
     attrs, tolerance = attributes(case), 1e-12 if x.dtype == np.float64 else 1e-5
     got_y = call("pool.forward", {"x": wrap(x)}, {"y": wrap(np.full_like(dy, np.nan))}, **attrs)["y"]
     np.testing.assert_allclose(got_y, y, rtol=tolerance, atol=tolerance)
     reads = {"dy": wrap(dy)} | ({"x": wrap(x), "y": wrap(got_y)} if case.layer.mode == "max" else {})
     held = wrap(np.full_like(x, 10 if accumulate else np.nan))
-    got_dx = call("pool.backward", reads, {"dx": held}, ("dx",) if accumulate else (), **attrs)["dx"]
+    adds = ("dx",) if accumulate else ()
+    got_dx = call("pool.backward", reads, {"dx": held}, adds, **attrs)["dx"]
     np.testing.assert_allclose(got_dx, dx + 10 * accumulate, rtol=tolerance, atol=tolerance)
+    if case.layer.mode == "average":
+        return
+    writes = {"y": wrap(np.full_like(dy, np.nan)), "indices": np.full(dy.shape, 7, np.uint8)}
+    indexed = call("pool.forward", {"x": wrap(x)}, writes, **attrs)
+    assert (indexed["indices"] == indices).all()
+    assert (indexed["y"] == got_y).all()
+    told = {"dy": wrap(dy), "indices": indexed["indices"]}
+    for reads, want in ((told, got_dx), ({**told, "y": got_y}, np.where(x > 0, dx, 0) + 10 * accumulate)):
+        held = wrap(np.full_like(x, 10 if accumulate else np.nan))
+        got = call("pool.backward", reads, {"dx": held}, adds, **attrs)["dx"]
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
 
 
 ALL = {**{f"max {name}": case for name, case in CASES.items()}, **{f"average {n}": c for n, c in AVERAGES.items()}}
@@ -125,3 +139,18 @@ def test_a_nan_pixel_makes_its_windows_nan() -> None:
     x[0, 0, 1, 2] = np.nan
     y = call("pool.forward", {"x": x}, {"y": (1, 1, 2, 2)}, **attributes(Case((4, 4), Pool("max", 2))))["y"]
     assert np.isnan(y).tolist() == [[[[False, True], [False, False]]]]
+
+
+def test_a_window_with_a_nan_has_no_winner_and_passes_nothing_on() -> None:
+    x = np.zeros((1, 1, 4, 4))
+    x[0, 0, 1, 2], x[0, 0, 2:, 2:] = np.nan, -np.inf
+    attrs, writes = (
+        attributes(Case((4, 4), Pool("max", 2))),
+        {"y": (1, 1, 2, 2), "indices": np.zeros((1, 1, 2, 2), "u1")},
+    )
+    found = call("pool.forward", {"x": x}, writes, **attrs)
+    assert found["indices"].tolist() == [[[[0, 255], [0, 0]]]]
+    dy = np.ones((1, 1, 2, 2))
+    for reads in ({"x": x, "y": found["y"]}, {"indices": found["indices"]}):
+        dx = call("pool.backward", {"dy": dy, **reads}, {"dx": x.shape}, **attrs)["dx"]
+        assert dx.tolist() == [[[[1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]]]

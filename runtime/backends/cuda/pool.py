@@ -1,10 +1,10 @@
-"""Pooling on the GPU; see vdnn.layers.pool and pool.cu.
+"""Pooling on the GPU; see vdnn.layers.pool, pool.cu, and pool_fixed.cu for the usual windows.
 
     pool_forward(op, {"x": x, "y": y}, kernels, stream)
 
-x, dx (N, C, H, W), y, dy (N, C, P, Q), float32, any of them channels of a larger tensor. op.attrs: mode "max" or
-"average", kernel, stride, padding (pairs, vertical first), count_include_pad. Backward gathers: each pixel looks up the
-windows that hold it, so that sums have one order.
+x, dx (N, C, H, W), y, dy (N, C, P, Q), float32, any of them channels of a larger tensor; indices (N, C, P, Q) uint8.
+op.attrs: mode "max" or "average", kernel, stride, padding (pairs, vertical first), count_include_pad. Backward gathers:
+each pixel looks up the windows that hold it, so that sums have one order.
 """
 
 from __future__ import annotations
@@ -12,35 +12,116 @@ from __future__ import annotations
 from typing import Any
 
 from vdnn.layers.op import Op
-from vdnn.runtime.backends.cuda.array import DeviceArray
-from vdnn.runtime.backends.cuda.launch import THREADS, Arrays, Kernels, Rows, operands
+from vdnn.runtime.backends.cuda.array import DeviceArray, contiguous
+from vdnn.runtime.backends.cuda.launch import (
+    POOL_GROUP,
+    POOL_ROWS,
+    THREADS,
+    Arrays,
+    Kernels,
+    Rows,
+    by_fours,
+    operands,
+)
 
 MAXIMUM, AVERAGE, AVERAGE_INSIDE = range(3)
 """enum Mode of pool.cu."""
+PIXELS, OUTPUTS = 1, 2
+"""enum Aligned of pool_fixed.cu."""
+FIXED = frozenset(((2, 2, 0), (3, 2, 0), (3, 2, 1), (3, 1, 1)))
+"""Size, stride and padding of the square windows of pool_fixed.cu."""
+NOTHING = contiguous(0, (1,))
+"""In place of an operand that the op has not."""
 
 
 def pool_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
-    """y = maximum or average over each window."""
+    """y = maximum or average over each window; indices, if the op has them, the places of the maxima."""
     x, y = operands(op, arrays, "x", "y")
-    rows, inputs = Rows.images(y), Rows.images(x)
-    chunks = rows.chunks(THREADS)
-    args = [x.ptr, x.image_stride, y.ptr, y.image_stride, *_windows(op, x, y), rows.inner, chunks, _mode(op)]
-    kernels.launch("pool_forward", inputs.count * chunks, args, stream)
+    indices = _optional(op, arrays, "indices", "uint8")
+    inputs, outputs, fixed = Rows.images(x), Rows.images(y), _fixed(op)
+    args = _places(x, y, indices)
+    if fixed is None:
+        chunks = outputs.chunks(THREADS)
+        args += [*_windows(op, x, y), outputs.inner, chunks, _mode(op)]
+        kernels.launch("pool_forward", inputs.count * chunks, args, stream)
+        return
+    aligned = _aligned([x], [y, indices])
+    blocks, chunks = _cut(y, 1, _group(aligned))
+    args += [*x.shape[2:], *y.shape[2:], blocks, chunks, aligned, _mode(op)]
+    kernels.launch(f"pool_forward_{fixed}", inputs.count * chunks, args, stream)
 
 
 def pool_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """dx = dy at the first largest pixel of each window in row order, or its share of an average's dy.
 
-    Added to dx if op accumulates it. x and y are those of forward, given for mode "max" only.
+    Added to dx if op accumulates it. For mode "max": x and y of forward; or its indices, and y where ReLUs below leave
+    their mask to this op: then dy counts as 0 where y <= 0.
     """
     dy, dx = operands(op, arrays, "dy", "dx")
-    mode = _mode(op)
-    x, y = operands(op, arrays, "x", "y") if mode == MAXIMUM else (dx, dy)  # an average reads neither
-    rows = Rows.images(dx, x)
-    chunks = rows.chunks(THREADS * rows.width)
-    args = [value for array in (x, y, dy, dx) for value in (array.ptr, array.image_stride)]
-    args += [*_windows(op, dx, dy), rows.inner, chunks, rows.width, mode, bool(op.accumulate)]
-    kernels.launch("pool_backward", rows.count * chunks, args, stream)
+    indices, y = _optional(op, arrays, "indices", "uint8"), _optional(op, arrays, "y")
+    x = operands(op, arrays, "x")[0] if _mode(op) == MAXIMUM and indices is NOTHING else NOTHING
+    rows, fixed, adds = Rows.images(dx), _fixed(op), bool(op.accumulate)
+    if _is_global_average(op, dx):
+        args = [*_places(dy, dx), dx.shape[2] * dx.shape[3], *rows.args, adds]
+        kernels.launch("pool_spread", rows.blocks, args, stream)
+    elif fixed is None:
+        chunks = rows.chunks(THREADS)
+        args = [*_places(x, y, indices, dy, dx), *_windows(op, dx, dy), rows.inner, chunks, _mode(op), adds]
+        kernels.launch("pool_backward", rows.count * chunks, args, stream)
+    else:
+        aligned, step = _aligned([x, dx], [y, indices, dy]), int(op.attrs["stride"][0])
+        indexed = indices is not NOTHING
+        tall = 2 * POOL_ROWS if indexed and step == 1 else POOL_ROWS
+        blocks, chunks = _cut(dx, tall, step * _group(aligned))
+        args = _places(indices if indexed else x, y, dy, dx)
+        args += [*dx.shape[2:], *dy.shape[2:], blocks, chunks, aligned]
+        args += [adds] if indexed else [_mode(op), adds]
+        name = "indexed" if indexed else "backward"
+        kernels.launch(f"pool_{name}_{fixed}", rows.count * chunks, args, stream)
+
+
+def _places(*arrays: DeviceArray) -> list[int]:
+    """Address and elements between images of each, as every kernel takes them."""
+    return [value for array in arrays for value in (array.ptr, array.image_stride)]
+
+
+def _cut(array: DeviceArray, rows: int, columns: int) -> tuple[int, int]:
+    """Threads for an image of `array` if each has so many rows and columns of a plane, and blocks for these."""
+    _, planes, height, width = array.shape
+    threads = planes * -(-height // rows) * -(-width // columns)
+    return threads, -(-threads // THREADS)
+
+
+def _group(aligned: int) -> int:
+    """GROUP of pool_fixed.cu."""
+    return POOL_GROUP if aligned & PIXELS else 1
+
+
+def _optional(op: Op, arrays: Arrays, name: str, dtype: str = "float32") -> DeviceArray:
+    return operands(op, arrays, name, dtype=dtype)[0] if name in arrays else NOTHING
+
+
+def _fixed(op: Op) -> str | None:
+    """What the names of the kernels for this op's windows end in; None if there are none of their own."""
+    pairs = [tuple(op.attrs[key]) for key in ("kernel", "stride", "padding")]
+    sizes = tuple(pair[0] for pair in pairs)
+    return "_".join(map(str, sizes)) if sizes in FIXED and all(a == b for a, b in pairs) else None
+
+
+def _aligned(pixels: list[DeviceArray], outputs: list[DeviceArray]) -> int:
+    """Which rows begin where four numbers can be loaded at once, as bits; outputs only if pixels do."""
+    if not _rows_by_fours(pixels):
+        return 0
+    return PIXELS | (OUTPUTS if _rows_by_fours(outputs) else 0)
+
+
+def _rows_by_fours(arrays: list[DeviceArray]) -> bool:
+    given = (array for array in arrays if array is not NOTHING)
+    return all(array.shape[3] % 4 == 0 and by_fours(array, rows=array.shape[0]) for array in given)
+
+
+def _is_global_average(op: Op, x: DeviceArray) -> bool:
+    return _mode(op) != MAXIMUM and tuple(op.attrs["kernel"]) == x.shape[2:] and not any(op.attrs["padding"])
 
 
 def _windows(op: Op, x: DeviceArray, y: DeviceArray) -> list[int]:
