@@ -24,9 +24,10 @@ from vdnn.memory.schedule import Action, Schedule, make_schedule
 from vdnn.memory.sync import synchronise
 from vdnn.units import format_bytes
 
-QUICK_WORK, CLOSE = 800_000, 1.008
-"""Of `packs_well`: what a placement may take, and how far above the most live bytes it may end."""
-ROUNDS = 4
+LOOK_WORK, TIDY_WORK = 250_000_000, 1_500_000
+"""Of the search for places where any height within the room will do: to look at a plan, divided by its number of
+blocks, as large plans are looked at no longer than small ones; and for the plan itself."""
+ROUNDS, LOOK_ROUNDS = 4, 3
 """Tries at making room for fragmentation by postponing prefetches before a plan is called too large."""
 
 
@@ -38,13 +39,20 @@ class _Fit(NamedTuple):
     height: int
 
 
-def persistent_places(program: Program) -> tuple[dict[str, int], int]:
-    """Offsets of the persistent storages, in the program's order, and the end of their section."""
+def persistent_places(*programs: Program) -> tuple[dict[str, int], int]:
+    """Offsets of all persistent storages of `programs`, in their order, and the end of their section.
+
+    A storage gets the most bytes that any of them needs for it: images fed ahead may be more in one than in another.
+    """
+    sizes: dict[str, int] = {}
+    for program in programs:
+        for name in program.persistent:
+            sizes[name] = max(program.tensors[name].nbytes, sizes.get(name, 0))
     places: dict[str, int] = {}
     end = 0
-    for name in program.persistent:
+    for name, nbytes in sizes.items():
         places[name] = end
-        end += align(program.tensors[name].nbytes)
+        end += align(nbytes)
     return places, end
 
 
@@ -64,8 +72,27 @@ def plan_program(
     if persistent is None or persistent_bytes is None:
         persistent, persistent_bytes = persistent_places(program)
     planned = apply_decisions(program, decisions)
+    plan = draft(planned, decisions, budget_bytes, persistent, persistent_bytes, final=True)
+    return replace(plan, program_digest=planned.digest(), decisions_digest=decisions.digest())
+
+
+def draft(
+    planned: Program,
+    decisions: Decisions,
+    budget_bytes: int | None,
+    persistent: Mapping[str, int],
+    persistent_bytes: int,
+    final: bool = False,
+) -> Plan:
+    """A plan without digests, for looking at: its bytes and its time.
+
+    Args:
+        planned: with algorithms, see `apply_decisions`.
+        final: search longer for places, and where copies do not fit as they are paced, plan with nothing fetched early
+            in place of a BudgetError.
+    """
     room = None if budget_bytes is None else budget_bytes - persistent_bytes
-    schedule, offsets, height = _fit(planned, decisions, room)
+    schedule, offsets, height = _fit(planned, decisions, room, final)
     if budget_bytes is not None and persistent_bytes + height > budget_bytes:
         needed = persistent_bytes + height
         raise BudgetError(
@@ -82,48 +109,49 @@ def plan_program(
         name=planned.name,
         batch=planned.batch,
         mode=planned.mode,
-        program_digest=planned.digest(),
-        decisions_digest=decisions.digest(),
+        program_digest="",
+        decisions_digest="",
         persistent=dict(persistent),
         persistent_bytes=persistent_bytes,
         slab_bytes=persistent_bytes + height,
         host_bytes=schedule.host_bytes,
         steps=synchronise(actions, ops, planned.storage),
+        stage_bytes=schedule.stage_bytes,
     )
 
 
-def _fit(planned: Program, decisions: Decisions, room: int | None) -> _Fit:
+def _fit(planned: Program, decisions: Decisions, room: int | None, final: bool) -> _Fit:
     """A schedule and placement within `room` bytes if one is found, else the smallest."""
-    tried = best = _try(planned, decisions, room)
+    tried = best = _try(planned, decisions, room, final)
     if room is None or not decisions.offload:
         return best
     target = room
-    for _ in range(ROUNDS - 1):
+    for _ in range((ROUNDS if final or not _is_paced(decisions) else LOOK_ROUNDS) - 1):
         if best.height <= room:
             return best
         # fragmentation took more than there is: schedule again for what was lost
         target -= tried.height - room
-        tried = _try(planned, decisions, target)
+        tried = _try(planned, decisions, target, final)
         best = min(best, tried, key=attrgetter("height"))
-    if best.height > room:
+    if best.height > room and (final or not _is_paced(decisions)):
         # with nothing fetched early the decisions need least, and as much as `smallest_budget` says
-        best = min(best, _try(planned, replace(decisions, prefetch_bytes=0), room), key=attrgetter("height"))
+        best = min(best, _try(planned, replace(decisions, prefetch_bytes=0), room, final), key=attrgetter("height"))
     return best
 
 
-def _try(planned: Program, decisions: Decisions, room: int | None) -> _Fit:
+def _try(planned: Program, decisions: Decisions, room: int | None, final: bool) -> _Fit:
     schedule = make_schedule(planned, decisions, room)
     if decisions.allocation == "network":
         return _Fit(schedule, *network_wide_offsets(planned, schedule))
-    return _Fit(schedule, *place([Block(stay.start, stay.end, stay.nbytes) for stay in schedule.residencies]))
-
-
-def packs_well(planned: Program, decisions: Decisions, room: int | None) -> bool:
-    """Whether a quick search places `planned` within `room` bytes and CLOSE to the most live bytes of its schedule."""
-    schedule = make_schedule(planned, decisions, room)
     blocks = [Block(stay.start, stay.end, stay.nbytes) for stay in schedule.residencies]
-    height = place(blocks, QUICK_WORK)[1]
-    return height <= CLOSE * schedule.ideal_bytes and (room is None or height <= room)
+    if room is not None and _is_paced(decisions):
+        # copies paced to fill the room are worth no long search: less of them will fit too
+        return _Fit(schedule, *place(blocks, room, TIDY_WORK if final else LOOK_WORK // len(blocks)))
+    return _Fit(schedule, *place(blocks))
+
+
+def _is_paced(decisions: Decisions) -> bool:
+    return bool(decisions.fetch) and decisions.prefetch_bytes is None
 
 
 def _placed(schedule: Schedule, offsets: Sequence[int], base: int) -> tuple[Action, ...]:

@@ -22,16 +22,18 @@ from vdnn.layers.op import Program
 from vdnn.memory.costs import Candidate, CostTable
 from vdnn.memory.decisions import Algorithm, Decisions
 from vdnn.memory.liveness import storage_uses
-from vdnn.memory.pace import pace
 from vdnn.memory.passes import apply_decisions
 from vdnn.memory.plan import Plan
-from vdnn.memory.planner import packs_well, persistent_places, plan_program
+from vdnn.memory.planner import persistent_places, plan_program
+from vdnn.memory.refine import refine
 from vdnn.memory.schedule import live_bytes
 from vdnn.units import format_bytes
 
 MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL = "memory-optimal", "performance-optimal"
 FEATURE_KINDS = ("conv", "pool", "lrn", "batchnorm")
 """Layers whose input backward may read again; ReLU works in place and reads its output, sums read nothing."""
+SPARES = (1, 2)
+"""Room that dyn tries to leave beside workspaces for copies in flight, in largest offloaded maps."""
 STEPS = 5
 """Attempts at algorithms that fit, as placement takes more than what is live; in the last, every layer's smallest."""
 
@@ -46,6 +48,7 @@ class Budget:
         algorithms: "memory-optimal" (least workspace) or "performance-optimal" (fastest).
         join, prefetch_bytes, guard_bytes: as in Decisions.
         shared: places and end of the persistent section, where another plan of the same slab has fixed them.
+        paper: whether dyn is the paper's search and nothing more.
     """
 
     device_bytes: int | None = None
@@ -56,6 +59,7 @@ class Budget:
     prefetch_bytes: int | None = None
     guard_bytes: int = 0
     shared: tuple[Mapping[str, int], int] | None = None
+    paper: bool = False
 
     def persistent(self, program: Program) -> tuple[Mapping[str, int], int]:
         """Places and end of the persistent section for `program`."""
@@ -114,28 +118,21 @@ def dyn(program: Program, costs: CostTable, budget: Budget) -> Decisions:
     """The first of none, conv, all with the fastest algorithms that fits; then conv, all, none with slower ones.
 
     MICRO'16, section III-C: first all(m) must fit at all, then the candidates are tried from the fastest; last, layers
-    whose fastest algorithm would overflow the budget step down to a smaller one, greedily. Beyond the paper, copies are
-    paced by the cost table (vdnn.memory.pace) unless streams join at the end of each layer or prefetching is bounded.
+    whose fastest algorithm would overflow the budget step down to a smaller one, greedily. Beyond the paper (unless
+    `budget.paper`), less is offloaded where there is room, and copies are paced: see vdnn.memory.refine.
     """
-    tried: list[str] = []
-    if budget.algorithms == MEMORY_OPTIMAL:  # the algorithms are given: only what is offloaded is left to choose
-        for name in ("none", "conv", "all"):
-            decisions = POLICIES[name](program, costs, budget)
-            if name == "all" or _fits(program, decisions, budget):
-                return _paced(program, costs, budget, decisions, _story(name, "memory-optimal algorithms", tried))
-            tried.append(f"{name} with memory-optimal algorithms")
-    for name in ("none", "conv", "all"):
-        decisions = POLICIES[name](program, costs, budget)
-        if _fits(program, decisions, budget):
-            return _paced(program, costs, budget, decisions, _story(name, "the fastest algorithms", tried))
-        tried.append(f"{name} with the fastest algorithms")
-    for name in ("conv", "all", "none"):  # none: where the host has no room for the others
-        stepped = _step_down(program, costs, budget, POLICIES[name](program, costs, budget))
-        if stepped is not None:
-            return _paced(program, costs, budget, stepped, _story(name, "algorithms chosen to fit", tried))
-        tried.append(f"{name} with algorithms chosen to fit")
-    last = all_(program, costs, replace(budget, algorithms=MEMORY_OPTIMAL))
-    return _paced(program, costs, budget, last, _story("all", "memory-optimal algorithms", tried))
+    decisions, story = _search(program, costs, budget)
+    notes = (story, *_over_limit(decisions.algorithms, budget.workspace_bytes))
+    chosen = replace(decisions, policy="dyn", notes=notes)
+    if budget.paper or budget.device_bytes is None or not chosen.offload:
+        return chosen
+    options = [chosen]
+    if budget.algorithms == PERFORMANCE_OPTIMAL:
+        largest = max(program.tensors[storage].nbytes for storage in chosen.offload)
+        for share in SPARES:  # less workspace leaves copies more room
+            slower = _step_down(program, costs, budget, chosen, share * largest)
+            options += [slower] if slower is not None else []
+    return refine(program, costs, options, budget.device_bytes, budget.persistent(program))
 
 
 POLICIES: Mapping[str, Policy] = {"base": base, "none": none, "all": all_, "conv": conv, "dyn": dyn}
@@ -216,21 +213,37 @@ def _fits(program: Program, decisions: Decisions, budget: Budget) -> bool:
     return budget.host_bytes is None or plan.host_bytes <= budget.host_bytes
 
 
-def _paced(program: Program, costs: CostTable, budget: Budget, decisions: Decisions, story: str) -> Decisions:
-    """`decisions` under dyn's name, its copies paced within about the bytes needed anyway, if that packs well."""
-    chosen = replace(decisions, policy="dyn", notes=(story, *_over_limit(decisions.algorithms, budget.workspace_bytes)))
-    if not chosen.offload or chosen.join != "reuse" or chosen.prefetch_bytes is not None:
-        return chosen
-    planned = apply_decisions(program, chosen)
-    most = max(live_bytes(planned, chosen.offload, chosen.guard_bytes))
-    largest = max(program.tensors[storage].nbytes for storage in chosen.offload)
-    room = None if budget.device_bytes is None else budget.device_bytes - budget.persistent(program)[1]
-    paced = replace(pace(planned, costs, chosen), pace_bytes=most + largest)
-    return paced if packs_well(planned, paced, room) else chosen
+def _search(program: Program, costs: CostTable, budget: Budget) -> tuple[Decisions, str]:
+    """The paper's choice, and in words how it came about."""
+    tried: list[str] = []
+    if budget.algorithms == MEMORY_OPTIMAL:  # the algorithms are given: only what is offloaded is left to choose
+        for name in ("none", "conv", "all"):
+            decisions = POLICIES[name](program, costs, budget)
+            if name == "all" or _fits(program, decisions, budget):
+                return decisions, _story(name, "memory-optimal algorithms", tried)
+            tried.append(f"{name} with memory-optimal algorithms")
+    for name in ("none", "conv", "all"):
+        decisions = POLICIES[name](program, costs, budget)
+        if _fits(program, decisions, budget):
+            return decisions, _story(name, "the fastest algorithms", tried)
+        tried.append(f"{name} with the fastest algorithms")
+    for name in ("conv", "all", "none"):  # none: where the host has no room for the others
+        stepped = _step_down(program, costs, budget, POLICIES[name](program, costs, budget))
+        if stepped is not None:
+            return stepped, _story(name, "algorithms chosen to fit", tried)
+        tried.append(f"{name} with algorithms chosen to fit")
+    last = all_(program, costs, replace(budget, algorithms=MEMORY_OPTIMAL))
+    return last, _story("all", "memory-optimal algorithms", tried)
 
 
-def _step_down(program: Program, costs: CostTable, budget: Budget, decisions: Decisions) -> Decisions | None:
-    """`decisions` with, for every convolution, the fastest algorithm whose workspace fits beside what is live then."""
+def _step_down(
+    program: Program, costs: CostTable, budget: Budget, decisions: Decisions, spare_bytes: int = 0
+) -> Decisions | None:
+    """`decisions` with, for every convolution, the fastest algorithm whose workspace fits beside what is live then.
+
+    Args:
+        spare_bytes: left free by every workspace that can be chosen so.
+    """
     if budget.device_bytes is None:
         return None
     live = live_bytes(program, decisions.offload, decisions.guard_bytes)
@@ -243,7 +256,7 @@ def _step_down(program: Program, costs: CostTable, budget: Budget, decisions: De
         limit = room if attempt < STEPS - 1 else 0
 
         def pick(op: str, limit: int = limit) -> Candidate:
-            most = limit - live[position[op]]
+            most = limit - spare_bytes - live[position[op]]
             return costs.fastest(op, most if budget.workspace_bytes is None else min(most, budget.workspace_bytes))
 
         stepped = replace(decisions, algorithms=choose(program, pick))

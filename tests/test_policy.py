@@ -9,10 +9,11 @@ import pytest
 
 from vdnn.errors import BudgetError
 from vdnn.layers import Conv, Flatten, Graph, Linear, Pool, Program, Relu, SoftmaxLoss, Update, lower
+from vdnn.memory.clock import simulate
 from vdnn.memory.costs import Candidate, CopyRates, CostTable
 from vdnn.memory.decisions import Decisions
 from vdnn.memory.passes import apply_decisions
-from vdnn.memory.plan import CopyOut, Plan
+from vdnn.memory.plan import CopyOut, Plan, align
 from vdnn.memory.planner import plan_program
 from vdnn.memory.policy import (
     MEMORY_OPTIMAL,
@@ -132,7 +133,7 @@ def test_dyn_goes_from_none_to_conv_to_all_to_slower_algorithms(program: Program
     images = ("data", "relu1", "pool", "relu3")
 
     def chosen(budget_bytes: int) -> tuple[tuple[str, ...], set[str], str]:
-        decisions, plan = make_plan(program, costs, "dyn", Budget(budget_bytes))
+        decisions, plan = make_plan(program, costs, "dyn", Budget(budget_bytes, paper=True))
         assert plan.slab_bytes <= budget_bytes
         verify(apply_decisions(program, decisions), plan)
         assert decisions.policy == "dyn"
@@ -162,12 +163,12 @@ def test_dyn_goes_from_none_to_conv_to_all_to_slower_algorithms(program: Program
     assert len(offload) == 5
     assert "SLOW" in names
     with pytest.raises(BudgetError):
-        make_plan(program, costs, "dyn", Budget(slow["all"] - 256))
+        make_plan(program, costs, "dyn", Budget(slow["all"] - 256, paper=True))
 
 
 def test_a_layer_steps_down_exactly_if_its_workspace_has_no_room(program: Program, costs: CostTable) -> None:
     budget = least(program, costs, "all", PERFORMANCE_OPTIMAL) - 256
-    decisions, plan = make_plan(program, costs, "dyn", Budget(budget))
+    decisions, plan = make_plan(program, costs, "dyn", Budget(budget, paper=True))
     live = live_bytes(program, decisions.offload)
     room = budget - plan.persistent_bytes
     kinds = set()
@@ -179,6 +180,24 @@ def test_a_layer_steps_down_exactly_if_its_workspace_has_no_room(program: Progra
             assert decisions.algorithms[op.name].name == expected, op.name
             kinds.add(expected)
     assert len(kinds) > 1
+
+
+def test_beyond_the_paper_dyn_is_never_slower_and_moves_no_more(program: Program, costs: CostTable) -> None:
+    fits = least(program, costs, "none", PERFORMANCE_OPTIMAL)
+    least_all = least(program, costs, "all", MEMORY_OPTIMAL)
+    moved = []
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8, 0.99):
+        limit = align(int(least_all + share * (fits - least_all)))
+        times, hosts = {}, {}
+        for paper in (True, False):
+            decisions, plan = make_plan(program, costs, "dyn", Budget(limit, paper=paper))
+            planned = apply_decisions(program, decisions)
+            verify(planned, plan)
+            assert plan.slab_bytes <= limit
+            times[paper], hosts[paper] = simulate(plan, planned, costs).total_ms, plan.host_bytes
+        assert times[False] <= 1.001 * times[True], share
+        moved.append(hosts[True] - hosts[False])
+    assert max(moved) > 0, "somewhere there was room for maps that the paper offloads"
 
 
 def test_dyn_without_a_limit_moves_nothing(program: Program, costs: CostTable) -> None:
