@@ -8,11 +8,13 @@ Every part goes on after a failure and says what failed; results as JSON.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from vdnn.bench.harness import Outcome, train, write_results
@@ -100,6 +102,17 @@ LIMITS: Mapping[str, tuple[str, list[str]]] = {
         "vgg19",
         ["train.batch_size=256", "memory.policy=dyn", "memory.limit=12GiB", "memory.join=layer"],
     ),
+    "vgg19-paper": (
+        "vgg19",
+        [
+            "train.batch_size=256",
+            "memory.policy=dyn",
+            "memory.limit=12GiB",
+            "memory.join=layer",
+            "memory.paper_search=true",
+            "memory.pool_indices=false",
+        ],
+    ),
     "vgg416-free": ("vgg416", ["train.batch_size=32", "memory.policy=none", "memory.limit=null"]),
     **{
         f"ten-{label}": (
@@ -115,7 +128,8 @@ LIMITS: Mapping[str, tuple[str, list[str]]] = {
 def limit(label: str) -> dict[str, Any]:
     """A few steps of one case, and what the card then holds."""
     name, overrides = LIMITS[label]
-    got = _try(partial(train, name, [*QUICK, "device=cuda", *overrides], 6))
+    trace = Path(os.environ.get("OUT", ".")) / f"{label}.trace.json"
+    got = _try(partial(train, name, [*QUICK, "device=cuda", *overrides], 6, trace=trace))
     found = {"failed": got} if isinstance(got, str) else _numbers(got)
     print(label, {k: v for k, v in found.items() if k != "digest"}, flush=True)
     return found
@@ -124,6 +138,8 @@ def limit(label: str) -> dict[str, Any]:
 def _numbers(outcome: Outcome) -> dict[str, Any]:
     numbers = asdict(outcome)
     numbers["losses"] = numbers["losses"][:5]
+    if outcome.bound_ms is not None:
+        numbers["bound_ms"], numbers["over_bound"] = outcome.bound_ms, outcome.step_ms / outcome.bound_ms - 1
     return numbers
 
 

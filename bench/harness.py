@@ -22,18 +22,26 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vdnn.runtime.config import load_config
-from vdnn.runtime.data import batches, epoch_order
+from vdnn.runtime.data import batches, epoch_order, with_next
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.prepare import prepare
 from vdnn.runtime.run_folder import RunFolder
+from vdnn.runtime.trace import Marks
 from vdnn.runtime.trainer import StepInfo, Trainer
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a few steps gave: losses as they were computed, SHA-256 of all persistent tensors, times, bytes."""
+    """What a few steps gave: losses as they were computed, SHA-256 of all persistent tensors, times, bytes.
+
+    Args:
+        held_bytes: what the process holds on the device after every step, as the system sees it; 0 where only the slab
+            counts.
+        compute_ms, out_ms, in_ms: sums over one more step, measured op by op; None if none was traced.
+    """
 
     losses: tuple[float, ...]
     digest: str
@@ -48,6 +56,17 @@ class Outcome:
     device: str
     used_bytes: int | None
     strays: int | None
+    held_bytes: tuple[int, ...] = ()
+    compute_ms: float | None = None
+    out_ms: float | None = None
+    in_ms: float | None = None
+
+    @property
+    def bound_ms(self) -> float | None:
+        """No step of this plan can be shorter: max(kernels, copies one way, copies the other way)."""
+        if self.compute_ms is None or self.out_ms is None or self.in_ms is None:
+            return None
+        return max(self.compute_ms, self.out_ms, self.in_ms)
 
 
 class Silent:
@@ -67,8 +86,14 @@ class Silent:
         """Keep nothing."""
 
 
-def train(config_name: str, overrides: Sequence[str], steps: int, *, capture: bool = True) -> Outcome:
-    """Train `steps` steps of a packaged configuration without evaluation or checkpoints."""
+def train(
+    config_name: str, overrides: Sequence[str], steps: int, *, capture: bool = True, trace: Path | None = None
+) -> Outcome:
+    """Train `steps` steps of a packaged configuration without evaluation or checkpoints.
+
+    Args:
+        trace: a file for the trace of one step more, which runs uncaptured.
+    """
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(config_name, [*overrides, f"train.iterations={steps}", f"output={folder}/run"])
         started = perf_counter()
@@ -81,19 +106,21 @@ def train(config_name: str, overrides: Sequence[str], steps: int, *, capture: bo
             if not capture:
                 for key, planned in prepared.plans.plans.items():
                     trainer.use(key, Executor(prepared.backend, planned.plan, planned.program))
-            losses, times = [], []
+            losses, times, held = [], [], []
             split = prepared.source.train
             order = np.concatenate([epoch_order(config.train.seed, e, len(split)) for e in range(steps)])
             feed = batches(split, order[: steps * config.train.batch_size], 0, config.train.batch_size)
-            for images, labels in feed:
+            for (images, labels), later in with_next(feed):
                 begin = perf_counter()
-                losses.append(trainer.train_step(images, labels, config.optimizer.lr)[0])
+                losses.append(trainer.train_step(images, labels, config.optimizer.lr, later and later[0])[0])
                 times.append((perf_counter() - begin) * 1000)
+                held.append(prepared.backend.held_bytes())
                 trainer.step += 1
             digest = hashlib.sha256()
             for name, array in sorted(trainer.tensors().items()):
                 digest.update(name.encode())
                 digest.update(array.tobytes())
+            sums = _traced(trainer, images, labels, config.optimizer.lr, trace) if trace else (None, None, None)
             ledger = getattr(prepared.backend, "ledger", None)
             notes = prepared.plans[prepared.steps.full[0]].decisions.notes
             return Outcome(
@@ -110,9 +137,23 @@ def train(config_name: str, overrides: Sequence[str], steps: int, *, capture: bo
                 prepared.backend.caps.description,
                 ledger.used_bytes() if ledger is not None else None,
                 ledger.strays if ledger is not None else None,
+                tuple(held),
+                *sums,
             )
         finally:
             prepared.backend.close()
+
+
+def _traced(
+    trainer: Trainer, images: NDArray[np.uint8], labels: NDArray[np.int32], lr: float, path: Path
+) -> tuple[float, float, float]:
+    """Kernel, copy-out and copy-in ms of one more step, whose trace goes to `path`."""
+    trainer.observer = marks = Marks(trainer.backend)
+    trainer.train_step(images, labels, lr)
+    trainer.observer = None
+    marks.trace(f"measured uncaptured on {trainer.backend.caps.description}").write(str(path))
+    timings = [timing for _, _, timing in marks.timings()]
+    return sum(t.compute_ms for t in timings), sum(t.out_ms for t in timings), sum(t.in_ms for t in timings)
 
 
 def facts(command: str) -> dict[str, Any]:

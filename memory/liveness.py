@@ -94,3 +94,14 @@ def offloaded(uses: Mapping[str, Uses], names: Iterable[str]) -> list[Offloaded]
             )
         found.append(Offloaded(name, use.nbytes, use.forward_last, use.backward_first))
     return found
+
+
+def last_reader(program: Program, tensor: str) -> int:
+    """Index of the last op that uses the storage of `tensor`; PlanError if none does."""
+    storage = program.storage(tensor)
+    names = {name for name, spec in program.tensors.items() if spec.storage == storage}
+    for i in reversed(range(len(program.ops))):
+        op = program.ops[i]
+        if not (names.isdisjoint(op.reads.values()) and names.isdisjoint(op.writes.values())):
+            return i
+    raise PlanError(f"tensor '{tensor}' is fed ahead, but no op reads it: leave it out of Program.ahead")

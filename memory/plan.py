@@ -13,7 +13,9 @@ What the steps mean:
   Alloc ... CopyOut, Free and Alloc, CopyIn ... Free; offsets may differ. Offsets are stated once, at Alloc, and host
   offsets once, at CopyOut.
 - Launch runs an op of the Program; its operands lie at the offset of their storage (plus that of a view's channel).
-- Feed writes a tensor from the host, Fetch reads one back. After the last step all streams are joined.
+- Feed writes a tensor from the host, Fetch reads one back. The Feed of a tensor in `Program.ahead` brings the value of
+  the next run, after every reader of this run's. Each passes through a place of its own in the stage: pinned host bytes
+  that the host fills before the copy and reads after it. After the last step all streams are joined.
 """
 
 from __future__ import annotations
@@ -79,17 +81,19 @@ class Wait(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """Write `tensor` from the host's input of that name."""
+    """Write `tensor` from the host's input of that name, by way of the stage from `stage_offset` on."""
 
     tensor: str
     stream: str
+    stage_offset: int = 0
 
 
 class Fetch(NamedTuple):
-    """Read `tensor` back for the host."""
+    """Read `tensor` back for the host, by way of the stage from `stage_offset` on."""
 
     tensor: str
     stream: str
+    stage_offset: int = 0
 
 
 Step = Alloc | Free | Launch | CopyOut | CopyIn | Record | Wait | Feed | Fetch
@@ -108,8 +112,9 @@ class Plan:
         persistent: offset of every persistent storage; equal in all plans that share a slab.
         persistent_bytes: end of the persistent section, from 0.
         slab_bytes: device bytes needed, persistent section included.
-        host_bytes: pinned host bytes needed.
+        host_bytes: pinned host bytes needed for what is offloaded.
         steps: see the module docstring.
+        stage_bytes: pinned host bytes that feeds and fetches pass through, apart from `host_bytes`.
     """
 
     name: str
@@ -122,6 +127,12 @@ class Plan:
     slab_bytes: int
     host_bytes: int
     steps: tuple[Step, ...]
+    stage_bytes: int = 0
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Pinned host bytes needed in all."""
+        return self.host_bytes + self.stage_bytes
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes an equal plan; a step is [kind, its fields]."""
@@ -135,6 +146,7 @@ class Plan:
             "persistent_bytes": self.persistent_bytes,
             "slab_bytes": self.slab_bytes,
             "host_bytes": self.host_bytes,
+            "stage_bytes": self.stage_bytes,
             "steps": [[type(step).__name__, *step] for step in self.steps],
         }
 

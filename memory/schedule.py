@@ -5,6 +5,7 @@
 
 Layer-wise allocation: a storage holds bytes from its first to its last use. An offloaded one leaves after its last
 reader in forward (so a forked map leaves once, when the last branch has read it) and comes back as `prefetch` says.
+What is fed for the next run comes right after the last reader of what is there, beside the rest of the step.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import NamedTuple
 
 from vdnn.layers.op import Program
 from vdnn.memory.decisions import Decisions
-from vdnn.memory.liveness import Offloaded, Uses, offloaded, storage_uses
-from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Step
+from vdnn.memory.liveness import Offloaded, Uses, last_reader, offloaded, storage_uses
+from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Step, align
 from vdnn.memory.prefetch import layer_passes, prefetch_points
 
 
@@ -46,6 +47,7 @@ class Schedule:
     actions: tuple[Action, ...]
     residencies: tuple[Residency, ...]
     host_bytes: int
+    stage_bytes: int
     ideal_bytes: int
     peak_layer: str
 
@@ -140,7 +142,7 @@ class _Builder:
         self.actions: list[Action] = []
         self.open: dict[str, tuple[int, int]] = {}  # storage → rank of its residency, first action
         self.stays: list[Residency | None] = []
-        self.host_bytes = 0
+        self.host_bytes = self.stage_bytes = 0
         self.live = self.peak = 0
         self.layer = self.peak_layer = program.ops[0].layer if program.ops else program.name
 
@@ -170,7 +172,8 @@ class _Builder:
         }
         for name in first_at.pop(-1, []):
             self.alloc(name)
-        self.actions.extend(Feed(tensor, "in") for tensor in program.feeds)
+        self.actions.extend(self._feed(tensor) for tensor in program.feeds if tensor not in program.ahead)
+        feed_at = {tensor: last_reader(program, tensor) for tensor in program.ahead}
         copied = False
         for i, op in enumerate(program.ops):
             self.layer = op.layer
@@ -181,6 +184,7 @@ class _Builder:
             for name in first_at.get(i, []):
                 self.alloc(name)
             self.actions.append(Launch(op.name, "compute"))
+            self.actions.extend(self._feed(tensor) for tensor, last in feed_at.items() if last == i)
             leaving = out_at.get(i, [])
             for name in leaving:
                 self.actions.append(CopyOut(name, self._host_place(name), "out"))
@@ -189,10 +193,11 @@ class _Builder:
                 self.actions.append(Join())
                 copied = False
             for name in gone_at.get(i, []):
-                self.free(name, "out")
+                # on "out" a later point would also stand behind the copies that have been queued since
+                self.free(name, "out" if i == self.away[name].forward_last else "compute")
             for name in last_at.get(i, []):
                 self.free(name, "compute")
-        self.actions.extend(Fetch(tensor, "out") for tensor in program.fetches)
+        self.actions.extend(Fetch(tensor, "out", self._stage_place(tensor)) for tensor in program.fetches)
         fetched = {program.storage(tensor) for tensor in program.fetches}
         for name in last_at.get(count, []):
             self.free(name, "out" if name in fetched else "compute")
@@ -217,7 +222,16 @@ class _Builder:
     def finish(self) -> Schedule:
         """The schedule built so far."""
         stays = tuple(stay for stay in self.stays if stay is not None)
-        return Schedule(tuple(self.actions), stays, self.host_bytes, self.peak, self.peak_layer)
+        return Schedule(tuple(self.actions), stays, self.host_bytes, self.stage_bytes, self.peak, self.peak_layer)
+
+    def _feed(self, tensor: str) -> Feed:
+        return Feed(tensor, "in", self._stage_place(tensor))
+
+    def _stage_place(self, tensor: str) -> int:
+        # the host fills and reads the stage at times that no event orders: no place can serve two
+        place = self.stage_bytes
+        self.stage_bytes += align(self.program.tensors[tensor].nbytes)
+        return place
 
     def _host_place(self, name: str) -> int:
         # every offloaded storage is on the host at the turn from forward to backward: no place can serve two

@@ -73,6 +73,7 @@ class _Check(Accesses):
         self.program, self.plan = program, plan
         self.device: IntervalMap[Residency] = IntervalMap()
         self.host: IntervalMap[_HostCopy] = IntervalMap()
+        self.stage: IntervalMap[int] = IntervalMap()
         self.copies: dict[str, _HostCopy] = {}  # storage → its latest
         self.done: dict[tuple[str, str], int] = {}  # ("op" | "feed" | "fetch", name) → step
 
@@ -85,10 +86,10 @@ class _Check(Accesses):
             if got != expected:
                 raise self.fault(f"{field} is {got!r}, expected the program's, {expected!r}")
         plan = self.plan
-        if not 0 <= plan.persistent_bytes <= plan.slab_bytes or plan.host_bytes < 0:
+        if not 0 <= plan.persistent_bytes <= plan.slab_bytes or min(plan.host_bytes, plan.stage_bytes) < 0:
             raise self.fault(
-                f"expected 0 <= persistent section <= slab and 0 <= host, got {plan.persistent_bytes} B,"
-                f" {plan.slab_bytes} B and {plan.host_bytes} B"
+                f"expected 0 <= persistent section <= slab, 0 <= host and 0 <= stage, got {plan.persistent_bytes} B,"
+                f" {plan.slab_bytes} B, {plan.host_bytes} B and {plan.stage_bytes} B"
             )
 
     def persistent(self) -> None:
@@ -239,6 +240,7 @@ class _Check(Accesses):
         if step.tensor not in self.versions.feeds:
             raise self.fault(f"'{step.tensor}' is fed, but is no feed of the program")
         self._once("feed", step.tensor)
+        self._stage(step)
         region, version = self.versions.feeds[step.tensor]
         self.write(region, [version] * (region.end - region.first), stream)
 
@@ -247,8 +249,21 @@ class _Check(Accesses):
         if step.tensor not in self.versions.fetches:
             raise self.fault(f"'{step.tensor}' is fetched, but is no fetch of the program")
         self._once("fetch", step.tensor)
+        self._stage(step)
         region, wanted = self.versions.fetches[step.tensor]
         self.read(region, wanted, stream)
+
+    def _stage(self, step: Feed | Fetch) -> None:
+        """The bytes of the stage are this step's alone: no event says when the host fills or reads them."""
+        start, end = step.stage_offset, step.stage_offset + self.program.tensors[step.tensor].nbytes
+        if start < 0 or end > self.plan.stage_bytes:
+            raise self.fault(
+                f"'{step.tensor}' passes through stage bytes {start} to {end}, outside of 0 to {self.plan.stage_bytes}"
+            )
+        for other in self.stage.put(start, end, self.now):
+            raise self.fault(
+                f"'{step.tensor}' passes through stage bytes {start} to {end}, of which {self.name(other)} has some"
+            )
 
     def _movable(self, storage: str) -> None:
         """`storage` is one that the plan may allocate, free and copy."""

@@ -6,7 +6,8 @@
 
 A storage is cut along axis 1 wherever one of its tensors begins or ends; the pieces are its parts. Every write of a
 part makes a new version of it, a whole number: 0 for bytes that nobody wrote, 1 for what the last run left in a
-persistent storage, then one for every feed and one for every op.
+persistent storage, then one for every feed and one for every op. What is fed ahead counts as fed after the last op:
+the ops mean what the last run left there.
 """
 
 from __future__ import annotations
@@ -66,11 +67,15 @@ class Versions:
             if storage not in held:
                 raise ProgramError(f"program '{program.name}' keeps '{storage}', which is no storage")
             held[storage] = [LAST_RUN] * self.parts[storage]
+        for tensor in program.ahead:
+            if tensor not in program.feeds or tensor not in program.persistent:
+                raise ProgramError(f"program '{program.name}': '{tensor}' is fed ahead, but is no persistent feed")
         self.feeds: dict[str, tuple[Region, int]] = {}
         for version, tensor in enumerate(program.feeds, start=FIRST_FEED):
             region = self._region(tensor)
             self.feeds[tensor] = region, version
-            held[region.storage][region.first : region.end] = [version] * (region.end - region.first)
+            if tensor not in program.ahead:
+                held[region.storage][region.first : region.end] = [version] * (region.end - region.first)
 
         def read(tensor: str, reader: str) -> Read:
             region = self._region(tensor)
@@ -90,6 +95,9 @@ class Versions:
                 held[region.storage][region.first : region.end] = [version] * (region.end - region.first)
             self.ops[op.name] = OpMeaning(reads, writes, version)
         self.fetches = {tensor: read(tensor, "the host") for tensor in program.fetches}
+        for tensor in program.ahead:
+            region, version = self.feeds[tensor]
+            held[region.storage][region.first : region.end] = [version] * (region.end - region.first)
         self.final = {storage: tuple(held[storage]) for storage in program.persistent}
 
     def whole(self, storage: str) -> Region:

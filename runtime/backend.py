@@ -1,6 +1,6 @@
 """The one interface between a plan and a machine: about ten methods, no policy and no plan in it.
 
-    backend.open(plan.slab_bytes, plan.host_bytes)
+    backend.open(plan.slab_bytes, plan.host_bytes, plan.stage_bytes)
     y = backend.view(program.tensors["relu1"], program.tensors["conv1"], offset)
     backend.launch(op, {"x": x, "y": y}, "compute")
 
@@ -15,9 +15,11 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from vdnn.errors import PlanError
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import TensorSpec
 from vdnn.memory.costs import Candidate, CopyRates
+from vdnn.runtime.held import Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Caps:
         measured_costs: whether `candidates` has run what it times; else a short run is measured before training.
         poisons: whether a debug mode fills bytes that hold nothing with NaN, and finds writes to them.
         reserve_bytes: what the process holds on the device besides the slab: context, libraries, kernels.
+        precision: "fp32" or "tf32": what products round to, which is not always what was asked for.
     """
 
     name: str
@@ -47,6 +50,13 @@ class Caps:
     measured_costs: bool = False
     poisons: bool = False
     reserve_bytes: int = 0
+    precision: str = "fp32"
+
+
+def check_stage(offset: int, nbytes: int, stage_bytes: int) -> None:
+    """PlanError unless bytes [offset, offset + nbytes) lie in a stage of `stage_bytes`."""
+    if offset < 0 or offset + nbytes > stage_bytes:
+        raise PlanError(f"bytes {offset} to {offset + nbytes} lie outside the stage of {stage_bytes} bytes")
 
 
 class Replay(Protocol):
@@ -57,12 +67,17 @@ class Replay(Protocol):
 
 
 class Backend(Protocol):
-    """A machine that runs steps. View is the backend's own array type."""
+    """A machine that runs steps. View is the backend's own array type.
+
+    Attributes:
+        held: what executors have fed ahead into the slab; whoever writes there by other means lets it forget.
+    """
 
     caps: Caps
+    held: Held
 
-    def open(self, slab_bytes: int, host_bytes: int) -> None:
-        """Take the device slab and the host slab, at once and whole; later calls raise."""
+    def open(self, slab_bytes: int, host_bytes: int, stage_bytes: int) -> None:
+        """Take the device slab, the host slab and the stage, at once and whole; later calls raise."""
 
     def view(self, spec: TensorSpec, root: TensorSpec, offset: int) -> Any:
         """The array of `spec`, whose storage `root` begins at `offset` of the slab; a channel view is strided."""
@@ -88,14 +103,20 @@ class Backend(Protocol):
     def between_ms(self, first: Any, second: Any) -> float:
         """ms from one mark to another, of any stream, when both have been synced; negative if `second` came before."""
 
-    def feed(self, array: Any, value: NDArray[Any], stream: str) -> None:
-        """Write `array` from host memory. `value` stays untouched until sync."""
+    def feed(self, array: Any, value: NDArray[Any], stage_offset: int, stream: str) -> None:
+        """Write `array` from host memory, by way of the stage if it needs one. `value` stays untouched until sync."""
 
-    def fetch(self, array: Any, out: NDArray[Any], stream: str) -> None:
-        """Read `array` into host memory `out`, valid after sync."""
+    def feed_ahead(self, array: Any, value: NDArray[Any], stage_offset: int, stream: str) -> None:
+        """As `feed`, for a later run: no step of this one after it touches `array`, so it may be done until sync."""
+
+    def fetch(self, array: Any, out: NDArray[Any], stage_offset: int, stream: str) -> None:
+        """Read `array` into host memory `out`, valid after sync, by way of the stage if it needs one."""
 
     def read(self, array: Any) -> NDArray[Any]:
-        """The numbers in `array` now, after a sync: for looking at what a kernel made."""
+        """The numbers in `array` now, after a sync: for checkpoints, and for looking at what a kernel made."""
+
+    def write(self, array: Any, value: NDArray[Any]) -> None:
+        """Make `array` hold `value`, of its shape and dtype, now: between runs, after a sync."""
 
     def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
         """These bytes belong to nobody: a debug mode checks that they still hold poison; sync raises, naming `what`."""

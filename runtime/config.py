@@ -200,6 +200,9 @@ class MemoryConfig(Section):
     workspace_limit: Bytes | None = Field(default=None, description=_BYTES)
     join: Literal["reuse", "layer"] = Field(default="reuse", description="reuse or layer")
     prefetch_limit: Bytes | None = Field(default=None, description=_BYTES)
+    candidates: Literal["all", "named"] = Field(default="all", description="all or named")
+    pool_indices: bool = Field(default=True, description="true or false")
+    paper_search: bool = Field(default=False, description="true or false")
 
 
 class EvaluateConfig(Section):
@@ -253,7 +256,7 @@ class Config(Section):
         default="auto", description="auto, cpu, cuda or simulated"
     )
     profile: str | None = Field(default=None, min_length=1, description="the name of a hardware profile, or null")
-    precision: Literal["fp32"] = Field(default="fp32", description="fp32")
+    precision: Literal["fp32", "tf32"] = Field(default="fp32", description="fp32 or tf32")
     deterministic: bool = Field(default=False, description="true or false")
     output: str = Field(min_length=1, description="a folder for the run's files")
 

@@ -50,6 +50,8 @@ def open_device(
     poison: bool = False,
     copy_repeats: int = 1,
     order: tuple[str, ...] | None = None,
+    precision: str = "fp32",
+    candidates: str = "all",
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Backend, str]:
     """The backend for "auto", "cpu", "cuda" or "simulated", and why it is this one.
@@ -58,6 +60,8 @@ def open_device(
         profile: of the simulated machine.
         memory_limit: bytes that the process may hold on a GPU, for what is allocated before planning.
         poison, copy_repeats, order: debug options; copies are repeated on a GPU, an order of streams is for the cpu.
+        precision: of products on a GPU; the others know fp32 alone (Caps.precision says what came of it).
+        candidates: "all", or "named" for cuDNN's named algorithms only, on a GPU.
         progress: told in words what takes long.
     """
     described = load_profile(profile or DEFAULT_PROFILE)  # a wrong name is an error on every device
@@ -69,7 +73,14 @@ def open_device(
     finding = driver.finding
     if driver.gpus:
         try:
-            backend = CudaBackend(memory_limit, poison=poison, copy_repeats=copy_repeats, progress=progress)
+            backend = CudaBackend(
+                memory_limit,
+                poison=poison,
+                copy_repeats=copy_repeats,
+                precision=precision,
+                candidates=candidates,
+                progress=progress,
+            )
             return backend, f"{device}: {driver.finding}"
         except BackendUnavailable as error:
             finding = f"{driver.finding}, but {error}"

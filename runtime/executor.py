@@ -1,8 +1,9 @@
 """The executor: a loop over the steps of a plan, the same for every backend.
 
     executor = Executor(backend, plan, program)
-    outputs = executor.run({"images": images, "labels": labels, "step": record})
+    outputs = executor.run({"images": images, "labels": labels, "step": record}, {"images": next_images})
 
+What is fed ahead (see Program.ahead) is on the device when a run begins; where it is not, it is uploaded before.
 It knows no policy, no layer kind and no device.
 """
 
@@ -19,6 +20,7 @@ from vdnn.layers.op import Op, Program
 from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Record, Step, Wait
 from vdnn.memory.pool import Pool
 from vdnn.runtime.backend import Backend, Replay
+from vdnn.runtime.held import is_frozen
 
 Inspect = Callable[[Op, Mapping[str, Any]], None]
 
@@ -36,6 +38,7 @@ class Observer(Protocol):
         """`step` has been queued."""
 
 
+_FREEZE = "as array.setflags(write=False) makes it, got an array that can be"
 _NUMPY = {"float32": np.float32, "float64": np.float64, "uint8": np.uint8, "int32": np.int32}
 
 
@@ -62,6 +65,7 @@ class Executor:
         own = {name: plan.persistent[name] for name in program.persistent}
         self.pool = Pool(program.tensors, own, backend.view)
         self._ops = {op.name: op for op in program.ops}
+        self._stages = {step.tensor: step.stage_offset for step in plan.steps if isinstance(step, Feed)}
         self._host: dict[str, int] = {}
         self._feeds: Mapping[str, NDArray[Any]] = {}
         self._fetched: dict[str, NDArray[Any]] = {}
@@ -77,21 +81,50 @@ class Executor:
             Fetch: self._fetch,
         }
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(
+        self, feeds: Mapping[str, NDArray[Any]], ahead: Mapping[str, NDArray[Any]] | None = None
+    ) -> dict[str, NDArray[Any]]:
         """Run all steps and join the streams.
 
         Args:
             feeds: an array for every tensor of `program.feeds`, of its shape and dtype.
+            ahead: what the next run of the slab will be given for tensors of `program.ahead`, of the same shapes, in
+                memory that nobody can write; None, or left out, where that is unknown or of another shape.
 
         Returns: an array for every tensor of `program.fetches`.
         """
+        ahead = {name: value for name, value in (ahead or {}).items() if name in self.program.ahead}
         for name in self.program.feeds:
-            spec = self.program.tensors[name]
-            got = feeds.get(name)
-            if got is None or got.shape != spec.shape or got.dtype != _NUMPY[spec.dtype]:
-                found = "nothing" if got is None else f"{got.shape} {got.dtype}"
-                raise PlanError(f"feed '{name}': expected {spec.shape} {spec.dtype}, got {found}")
-        self._feeds, self._fetched = feeds, {}
+            self._check(name, feeds.get(name))
+        for name, value in ahead.items():
+            self._check(name, value)
+            if not is_frozen(value):
+                raise PlanError(f"feed '{name}' of the next run: expected memory that cannot be written, {_FREEZE}")
+        held, places = self.backend.held, self.plan.persistent
+        held.keep(places)
+        missing = [name for name in self.program.ahead if not held.has(name, places[name], feeds[name])]
+        held.forget(self.program.ahead)  # until this run is over, as it may end in an error
+        self._upload(missing, feeds)
+        # without a next run in sight the plan feeds the same again
+        self._feeds, self._fetched = {**feeds, **ahead}, {}
+        fetched = self._go()
+        for name in self.program.ahead:
+            held.note(name, places[name], self._feeds[name])
+        return fetched
+
+    def _check(self, name: str, got: NDArray[Any] | None) -> None:
+        spec = self.program.tensors[name]
+        if got is None or got.shape != spec.shape or got.dtype != _NUMPY[spec.dtype]:
+            found = "nothing" if got is None else f"{got.shape} {got.dtype}"
+            raise PlanError(f"feed '{name}': expected {spec.shape} {spec.dtype}, got {found}")
+
+    def _upload(self, names: list[str], feeds: Mapping[str, NDArray[Any]]) -> None:
+        for name in names:
+            self.backend.feed(self.pool.view(name), feeds[name], self._stages[name], "in")
+        if names:
+            self.backend.sync()
+
+    def _go(self) -> dict[str, NDArray[Any]]:
         self._runs += 1
         if self._capture and self._runs > 1:  # the first run has made what a capture cannot: plans, events, modules
             self._capture = False
@@ -104,7 +137,7 @@ class Executor:
                 self.backend.guarded(self.plan.persistent_bytes, free, "free bytes after the step", "compute")
                 self.backend.sync()
             return self._fetched
-        values = [feeds[step.tensor] for step in self.plan.steps if isinstance(step, Feed)]
+        values = [self._feeds[step.tensor] for step in self.plan.steps if isinstance(step, Feed)]
         self._fetched = {step.tensor: self._empty(step.tensor) for step in self.plan.steps if isinstance(step, Fetch)}
         self._replay.run(values, list(self._fetched.values()))
         return self._fetched
@@ -158,8 +191,9 @@ class Executor:
         self.backend.wait(step.event, step.stream)
 
     def _feed(self, step: Feed) -> None:
-        self.backend.feed(self.pool.view(step.tensor), self._feeds[step.tensor], step.stream)
+        feed = self.backend.feed_ahead if step.tensor in self.program.ahead else self.backend.feed
+        feed(self.pool.view(step.tensor), self._feeds[step.tensor], step.stage_offset, step.stream)
 
     def _fetch(self, step: Fetch) -> None:
         out = self._fetched[step.tensor] = self._empty(step.tensor)
-        self.backend.fetch(self.pool.view(step.tensor), out, step.stream)
+        self.backend.fetch(self.pool.view(step.tensor), out, step.stage_offset, step.stream)

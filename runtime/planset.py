@@ -68,6 +68,11 @@ class PlanSet:
         return max(p.plan.host_bytes for p in self.plans.values())
 
     @property
+    def stage_bytes(self) -> int:
+        """Of the stage that feeds and fetches pass through."""
+        return max(p.plan.stage_bytes for p in self.plans.values())
+
+    @property
     def refusal(self) -> BudgetError | None:
         """That of the plan that needs most; None if all fit."""
         return largest([p.refusal for p in self.plans.values() if p.refusal is not None])
@@ -101,16 +106,27 @@ def step_parts(images: int, micro: int) -> list[Key]:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How programs of a run are lowered: the optimiser and the normalisation of images."""
+    """How programs of a run are lowered: the optimiser, the normalisation of images, and what pools keep."""
 
     update: Update
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    pool_indices: bool = False
 
     def lower(self, graph: Graph, key: Key) -> Program:
-        """The program of `graph` for one key."""
+        """The program of `graph` for one key; what trains gets its images a run ahead."""
         mode, images = key
-        return lower(graph, images, mode, update=self.update, mean=self.mean, std=self.std)
+        ahead = mode != "eval"
+        return lower(
+            graph,
+            images,
+            mode,
+            update=self.update,
+            mean=self.mean,
+            std=self.std,
+            ahead=ahead,
+            pool_indices=self.pool_indices,
+        )
 
 
 def build_plans(
@@ -133,7 +149,7 @@ def build_plans(
     programs = {key: recipe.lower(graph, key) for key in dict.fromkeys(keys)}
     # weight gradients persist only in parts of a step, so such a program has every persistent storage there is
     whole = min(programs.values(), key=lambda program: -len(program.persistent))
-    shared = replace(budget, shared=persistent_places(whole))
+    shared = replace(budget, shared=persistent_places(whole, *programs.values()))
     plans: dict[Key, Planned] = {}
     notes: list[str] = []
     refusals: list[BudgetError] = []

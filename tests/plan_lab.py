@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 
 class Lab:
-    """One network with weights and images.
+    """One network with weights and images: of every step in `feeds`, and in `after` those of a step that never comes.
 
     Args:
         network, options: for `build`.
@@ -62,7 +62,7 @@ class Lab:
 
     def __init__(self, network: str, batch: int, *, steps: int = 1, narrow: int = 1, **options: Any):
         self.graph = narrowed(build(network, **options), narrow)
-        self.program = lower(self.graph, batch, update=Update(momentum=0.9, weight_decay=5e-4))
+        self.program = lower(self.graph, batch, update=Update(momentum=0.9, weight_decay=5e-4), ahead=True)
         self.costs = backend_costs(CpuBackend(), self.program)
         self.weights = init_parameters(self.graph, seed=1)
         rng = np.random.default_rng(2)
@@ -75,6 +75,9 @@ class Lab:
             }
             for step in range(steps)
         ]
+        self.after = rng.integers(0, 256, images, np.uint8)
+        for value in (*(feeds["images"] for feeds in self.feeds), self.after):
+            value.setflags(write=False)
 
     def case(self, policy: str, *, algorithms: str = MEMORY_OPTIMAL, join: str = "reuse", tight: bool = False) -> Case:
         """A plan under `policy`, in as many bytes as it likes or in the fewest."""
@@ -105,8 +108,9 @@ class Machine:
     def __init__(self, lab: Lab, cases: Sequence[Case], order: Sequence[str] | None):
         self.lab, self.order = lab, order
         self.backend = CpuBackend(poison=True, order=order)
-        slab_bytes, self.host_bytes = (max(getattr(c.plan, f) for c in cases) for f in ("slab_bytes", "host_bytes"))
-        self.backend.open(slab_bytes, self.host_bytes)
+        sizes = [(c.plan.slab_bytes, c.plan.host_bytes, c.plan.stage_bytes) for c in cases]
+        slab_bytes, self.host_bytes, stage_bytes = map(max, zip(*sizes, strict=True))
+        self.backend.open(slab_bytes, self.host_bytes, stage_bytes)
         self.slab = self._range(slab_bytes)
         self._first: dict[tuple[str, ...], Bytes] = {}
 
@@ -116,8 +120,9 @@ class Machine:
         executor = Executor(self.backend, plan, case.program)
         fetched: list[Bytes] = []
         try:
-            for feeds in self.lab.feeds:
-                found = executor.run(feeds)
+            following = [*(feeds["images"] for feeds in self.lab.feeds[1:]), self.lab.after]
+            for feeds, images in zip(self.lab.feeds, following, strict=True):
+                found = executor.run(feeds, {"images": images})
                 fetched.extend(found[name] for name in case.program.fetches)
         except Exception:
             self._drain()
@@ -139,6 +144,7 @@ class Machine:
         if case.program.persistent not in self._first:
             self._first[case.program.persistent] = layout(case, self.lab.first_values(case.program))
         self.slab[:end] = self._first[case.program.persistent]
+        self.backend.held.forget(case.program.ahead)
 
     def _drain(self) -> None:
         try:
@@ -176,6 +182,8 @@ def reference(lab: Lab, case: Case) -> Outcome:
         for op in program.ops:
             KERNELS[op.kind](op, **{argument: values[t] for argument, t in {**op.reads, **op.writes}.items()})
         fetched.extend(values[name].copy() for name in program.fetches)
+    for name in program.ahead:
+        values[name][...] = lab.after
     return Outcome(tuple(fetched), layout(case, {name: storages[name] for name in program.persistent}))
 
 

@@ -82,10 +82,16 @@ def reference(program: Program) -> Outcome:
         spec = program.tensors[tensor]
         return part(spec, program.tensors[spec.storage], held[spec.storage])
 
-    for tensor in program.feeds:
+    def feed(tensor: str) -> None:
         view(tensor)[...] = numbers(("feed", tensor), view(tensor).size).reshape(view(tensor).shape)
+
+    for tensor in program.feeds:
+        if tensor not in program.ahead:
+            feed(tensor)
     read = {op.name: compute(op, program, view) for op in program.ops}
     read |= {f"fetch {tensor}": (digest(view(tensor)),) for tensor in program.fetches}
+    for tensor in program.ahead:
+        feed(tensor)
     return Outcome(read, {name: digest(held[name]) for name in program.persistent})
 
 

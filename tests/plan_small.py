@@ -76,7 +76,7 @@ STEPS = (
     Launch("loss", "compute"),
     Record(3, "compute"),
     Wait(3, "out"),
-    Fetch("losses", "out"),
+    Fetch("losses", "out", 32),
     Free("losses", "out"),
     Alloc("cat", 1024, 300),
     Wait(2, "in"),
@@ -90,7 +90,7 @@ STEPS = (
     Launch("update", "compute"),
     Free("g", "compute"),
 )
-PLAN = Plan("small", 2, "train", PROGRAM.digest(), "", {"w": 0, "other": 256}, 256, 2048, 256, STEPS)
+PLAN = Plan("small", 2, "train", PROGRAM.digest(), "", {"w": 0, "other": 256}, 256, 2048, 256, STEPS, 40)
 
 
 def find(steps: Any, step: Any) -> int:
@@ -133,6 +133,6 @@ def both(*edits: Edit) -> Edit:
 
 LEFT, RIGHT, Z, Z2 = (Launch(name, "compute") for name in ("left", "right", "z", "z2"))
 LOSS, BACK, UPDATE = (Launch(name, "compute") for name in ("loss", "back", "update"))
-OUT, IN, FEED, FETCH = CopyOut("cat", 0, "out"), CopyIn("cat", "in"), Feed("images", "in"), Fetch("losses", "out")
+OUT, IN, FEED, FETCH = CopyOut("cat", 0, "out"), CopyIn("cat", "in"), Feed("images", "in"), Fetch("losses", "out", 32)
 FREE_IMAGES, FREE_CAT, FREE_LOSSES = Free("images", "compute"), Free("cat", "compute"), Free("losses", "out")
 IMAGES, CAT, LOSSES, G = STEPS[0], STEPS[3], STEPS[17], STEPS[27]

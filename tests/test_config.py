@@ -167,6 +167,7 @@ def test_what_is_no_configuration_is_refused(tmp_path, text, line, words):
         ("memory:\n  limit: -1\n", 3, "memory.limit", "got -1"),
         ("memory:\n  limit: [1]\n", 3, "memory.limit", "got a list of 1"),
         ("memory:\n  limit: true\n", 3, "memory.limit", "got true"),
+        ("memory:\n  pool_indices: 1\n", 3, "memory.pool_indices", "expected true or false, got 1"),
         ("memory:\n  policy: some\n", 3, "memory.policy", "base, none, all, conv or dyn"),
         ("data:\n  source: idx\n", 2, "data.path", "expected a folder"),
         ("data: {source: imagenet}\n", 2, "data.source", "mnist, idx or synthetic"),

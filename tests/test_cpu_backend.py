@@ -18,7 +18,7 @@ def test_freed_bytes_turn_to_nan_at_that_point_of_the_stream(order: tuple[str, .
     with opened(lambda: CpuBackend(poison=True, order=order)) as backend:
         play(backend, [("feed", 0, 1.0, "compute"), ("feed", 1, 2.0, "compute")])
         before = np.zeros((1, 8), np.float32)
-        backend.fetch(Numbers.at(backend, 0).array, before, "compute")
+        backend.fetch(Numbers.at(backend, 0).array, before, 0, "compute")
         backend.freed(0, SLOT_BYTES, "compute")
         after = values(play(backend, [("fetch", 0, "freed", "compute"), ("fetch", 1, "next", "compute")]))
         wide = TensorSpec("wide", "act", (1, 4), "float64")
@@ -55,13 +55,13 @@ def test_a_deadlock_names_streams_and_events() -> None:
 
 def test_an_order_must_name_each_stream_once() -> None:
     with pytest.raises(VdnnError, match="expected an order of the streams compute, out, in, got compute, out"):
-        CpuBackend(order=("compute", "out")).open(0, 0)
+        CpuBackend(order=("compute", "out")).open(0, 0, 0)
 
 
 def test_close_tolerates_arrays_and_ends_the_threads() -> None:
     before = threading.active_count()
     backend = CpuBackend()
-    backend.open(SLOT_BYTES, 0)
+    backend.open(SLOT_BYTES, 0, SLOT_BYTES)
     array = Numbers.at(backend, 0).array
     assert threading.active_count() == before + 3
     play(backend, [("feed", 0, 4.0, "compute")])

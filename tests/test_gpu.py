@@ -22,9 +22,10 @@ from vdnn.cli.train import main
 from vdnn.errors import BudgetError
 from vdnn.layers.lower import STEP
 from vdnn.memory.plan import CopyOut
+from vdnn.runtime import cut
 from vdnn.runtime.checkpoint import load_state
 from vdnn.runtime.config import load_config
-from vdnn.runtime.data import batches, epoch_order
+from vdnn.runtime.data import batches, epoch_order, with_next
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.init import init_parameters
 from vdnn.runtime.prepare import prepare
@@ -95,8 +96,8 @@ def train(made: Trainer, steps: int) -> list[float]:
     config, split = made.config, made.prepared.source.train
     size, losses = config.train.batch_size, []
     order = epoch_order(config.train.seed, 0, len(split))[: (made.step + steps) * size]
-    for images, labels in batches(split, order, made.step * size, size):
-        losses.append(made.train_step(images, labels, config.optimizer.lr)[0])
+    for (images, labels), later in with_next(batches(split, order, made.step * size, size)):
+        losses.append(made.train_step(images, labels, config.optimizer.lr, later and later[0])[0])
         made.step += 1
     assert len(losses) == steps
     return losses
@@ -146,6 +147,55 @@ def test_captured_uncaptured_and_traced_steps_give_the_same_bits(tmp_path: Path)
     for others, found in rest:
         assert others == losses
         assert same(found, tensors)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_pools_with_and_without_indices_give_the_same_bits(tmp_path: Path, network: str) -> None:
+    outcomes = []
+    for indices in ("true", "false"):
+        options = ("memory.policy=all", f"memory.pool_indices={indices}")
+        with trainer(tmp_path / indices, network, "cuda", *options) as made:
+            reads = [op.reads for op in made.prepared.plans[made.prepared.steps.full[0]].program.ops]
+            assert any("indices" in names for names in reads) is (indices == "true")
+            outcomes.append((train(made, 3), made.tensors()))
+    (losses, tensors), (others, found) = outcomes
+    assert others == losses
+    assert same(found, tensors)
+
+
+@pytest.mark.parametrize("policy", ["none", "all"])
+@pytest.mark.parametrize(
+    ("network", "options"),
+    [
+        ("lenet", ()),
+        ("lenet", ("train.accumulate=2",)),
+        ("resnet18", ("network.image_size=224", "train.batch_size=16")),  # 2.4 MB a batch: an upload takes a while
+    ],
+)
+def test_ten_captured_steps_fed_ahead_have_the_bits_of_uncaptured_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, options: tuple[str, ...], policy: str
+) -> None:
+    fixed = (f"memory.policy={policy}", "data.train_images=160", *options)
+    uploads: list[str] = []
+    upload = Executor._upload
+
+    def counted(self: Executor, names: list[str], feeds: Any) -> None:
+        uploads.extend(names)
+        upload(self, names, feeds)
+
+    monkeypatch.setattr(Executor, "_upload", counted)
+    with trainer(tmp_path / "ahead", network, "cuda", *fixed) as made:
+        uploads.clear()
+        losses, tensors = train(made, 10), made.tensors()
+    assert uploads == ["images"], "more than the first batch was waited for"
+    assert len(set(losses)) == 10
+    with trainer(tmp_path / "not", network, "cuda", *fixed) as made:
+        without_capture(made)
+        monkeypatch.setattr(cut, "is_frozen", lambda value: False)
+        uploads.clear()
+        assert train(made, 10) == losses
+        assert len(uploads) >= 10
+        assert same(made.tensors(), tensors)
 
 
 def test_a_trace_has_every_step_after_what_it_waits_for(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def run_step(monkeypatch: pytest.MonkeyPatch, reach: int | None) -> None:
 
     monkeypatch.setattr(backend, "KERNELS", {**backend.KERNELS, "relu.forward": careless})
     machine = CpuBackend(poison=True)
-    machine.open(plan.slab_bytes, plan.host_bytes)
+    machine.open(plan.slab_bytes, plan.host_bytes, plan.stage_bytes)
     try:
         Executor(machine, plan, planned).run(blank_feeds(planned))
     finally:

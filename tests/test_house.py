@@ -44,7 +44,7 @@ PURE = {"", "errors", "units", "configs", "layers", "memory", "networks"}
 
 HOMES = {
     "numpy": re.compile(r"vdnn\.(runtime|bench)\b"),
-    "matplotlib": re.compile(r"vdnn\.runtime\.plots$"),
+    "matplotlib": re.compile(r"vdnn\.runtime\.(plots|algo_plots|paper_plots)$"),
     "cupy": re.compile(r"vdnn\.runtime\.backends\.cuda\b"),
     "torch": re.compile(r"vdnn\.bench\b"),
     "pickle": None,

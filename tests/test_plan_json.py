@@ -57,19 +57,21 @@ def test_what_a_plan_is_made_of_and_the_plan(network: str, mode: str) -> None:
 def test_every_kind_of_step() -> None:
     steps = (
         Alloc("a", 256, 1024),
-        Feed("a", "in"),
+        Feed("a", "in", 256),
         Record(3, "in"),
         Wait(3, "compute"),
         Launch("op", "compute"),
         CopyOut("a", 512, "out"),
         Free("a", "out"),
         CopyIn("a", "in"),
-        Fetch("a", "out"),
+        Fetch("a", "out", 512),
     )
     assert {type(step).__name__ for step in steps} == set(STEP_KINDS)
-    plan = Plan("name", 3, "eval", "p", "d", {"w": 0, "v": 256}, 512, 4096, 1024, steps)
+    plan = Plan("name", 3, "eval", "p", "d", {"w": 0, "v": 256}, 512, 4096, 1024, steps, 768)
     data = plan.to_json()
     assert data["steps"][0] == ["Alloc", "a", 256, 1024]
+    assert data["steps"][1] == ["Feed", "a", "in", 256]
+    assert (data["stage_bytes"], plan.pinned_bytes) == (768, 1024 + 768)
     assert data["steps"][5] == ["CopyOut", "a", 512, "out"]
     assert Plan.from_json(through_text(data)) == plan
 
@@ -107,8 +109,9 @@ def test_a_digest_tells_programs_and_decisions_apart() -> None:
         lower(build("lenet", dropout=0.25), 2),
         lower(build("lenet"), 2, update=Update(momentum=0.9)),
         lower(build("lenet"), 2, mean=(0.25,)),
+        lower(build("lenet"), 2, ahead=True),
     ]
-    assert len({program.digest(), *(other.digest() for other in others)}) == 6
+    assert len({program.digest(), *(other.digest() for other in others)}) == 7
     decisions = Decisions("all", offload=("data", "conv1"))
     changed = [
         replace(decisions, offload=("conv1", "data")),

@@ -186,7 +186,7 @@ def test_on_the_simulated_machine_measured_and_modelled_times_are_the_same(tmp_p
     case = lab.case("all")
     timing = simulate(case.plan, case.program, costs)
     backend = SimulatedBackend(profile)
-    backend.open(case.plan.slab_bytes, case.plan.host_bytes)
+    backend.open(case.plan.slab_bytes, case.plan.host_bytes, case.plan.stage_bytes)
     executor = Executor(backend, case.plan, case.program)
     executor.run(lab.feeds[0])  # the trace is of a later run
     before = backend.elapsed_ms
@@ -227,7 +227,7 @@ def test_runs_that_follow_one_another_make_one_trace(tmp_path: Path) -> None:
     lab = Lab("lenet", 2)
     case = lab.case("none")
     backend = CpuBackend()
-    backend.open(case.plan.slab_bytes, case.plan.host_bytes)
+    backend.open(case.plan.slab_bytes, case.plan.host_bytes, case.plan.stage_bytes)
     executor = Executor(backend, case.plan, case.program)
     executor.observer = marks = Marks(backend)
     executor.run(lab.feeds[0])

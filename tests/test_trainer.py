@@ -11,7 +11,8 @@ import pytest
 from lenet_reference import Reference
 
 from vdnn.errors import NotFiniteError
-from vdnn.runtime import rehearsal
+from vdnn.layers.lower import lower
+from vdnn.runtime import cut, planset, rehearsal
 from vdnn.runtime import trainer as trainer_module
 from vdnn.runtime.checkpoint import latest, load
 from vdnn.runtime.config import load_config
@@ -66,10 +67,10 @@ def watch(monkeypatch):
             if op.kind == "dropout.forward":
                 runs[-1]["kept"] = arrays["y"] != 0
 
-        def run(self, feeds):
+        def run(self, feeds, ahead=None):
             runs.append({"mode": self.program.mode, **{name: np.copy(value) for name, value in feeds.items()}})
             runs[-1]["step"] = runs[-1]["step"].view(STEP_DTYPE)[0]
-            return super().run(feeds)
+            return super().run(feeds, ahead)
 
     monkeypatch.setattr(trainer_module, "Executor", Watched)
     return runs
@@ -185,6 +186,75 @@ def test_dropout_differs_from_step_to_step_and_from_image_to_image(tmp_path, wat
     first, second = (run["kept"] for run in watch if run["mode"] == "train")
     assert (first != second).mean() > 0.1
     assert len({row.tobytes() for row in first}) == len(first)
+
+
+# ---- images fed ahead
+
+
+@pytest.fixture
+def uploads(monkeypatch):
+    """Numbers of images that training runs waited for, one number an upload."""
+    counts, upload = [], Executor._upload
+
+    def counted(self, names, feeds):
+        counts.extend(len(feeds[name]) for name in names)
+        upload(self, names, feeds)
+
+    monkeypatch.setattr(Executor, "_upload", counted)
+    return counts
+
+
+UPLOADS = {
+    # an epoch's first step, and its last, which is smaller
+    ("train.accumulate=1",): [7, 3] * 2,
+    ("train.accumulate=1", "train.drop_last=true"): [7] * 2,
+    # slices of 4 and 3, but the last step is one of 3, as many as in the slice before
+    ("train.accumulate=2",): [4, 3] * 4 * 2,
+    # slices of 3, 3 and 1
+    ("train.accumulate=3",): [*([3, 1] * 4), 3] * 2,
+}
+
+
+@pytest.mark.parametrize("options", UPLOADS)
+def test_feeding_ahead_saves_uploads_and_changes_no_bit(tmp_path, monkeypatch, uploads, options):
+    fixed = ("network.dropout=0.5", "evaluate.every_epochs=1", *options)
+    monkeypatch.setattr(rehearsal, "MEASURE_BELOW_MS", 0.0)
+    _, result, tensors = trained(tmp_path / "a", *fixed)
+    assert uploads == UPLOADS[options]
+    uploads.clear()
+    with monkeypatch.context() as patch:  # every part uploads its own
+        patch.setattr(cut, "is_frozen", lambda value: False)
+        unknown = trained(tmp_path / "b", *fixed)
+    assert sum(uploads) == 2 * (28 if "train.drop_last=true" in options else 31)
+    uploads.clear()
+    with monkeypatch.context() as patch:  # images belong to their own run
+        patch.setattr(planset, "lower", lambda *given, ahead, **named: lower(*given, **named))
+        plain = trained(tmp_path / "c", *fixed)
+    assert uploads == []
+    for _, other, found in (unknown, plain):
+        assert (other.loss, other.accuracy) == (result.loss, result.accuracy)
+        assert all(np.array_equal(tensors[name], found[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("at", [2, 4, 5])
+def test_feeding_ahead_goes_on_after_a_kill_as_if_nothing_had_happened(tmp_path, uploads, at):
+    _, whole, expected = trained(tmp_path / "a")
+    killer = Silent(lambda info: os.kill(os.getpid(), signal.SIGTERM) if info.step == at else None)
+    made = make(tmp_path / "b", listener=killer)
+    with pytest.raises(Interrupted):
+        made.run()
+    made.backend.close()
+    uploads.clear()
+    checkpoint = latest(tmp_path / "b" / "checkpoints")
+    _, result, tensors = trained(tmp_path / "b", checkpoint=checkpoint)
+    rehearsed = uploads[: -len(AFTER_KILL[at])]
+    assert uploads[len(rehearsed) :] == AFTER_KILL[at]
+    assert (result.loss, result.accuracy) == (whole.loss, whole.accuracy)
+    assert all(np.array_equal(expected[name], tensors[name]) for name in expected)
+
+
+AFTER_KILL = {2: [7, 3, 7, 3], 4: [3, 7, 3], 5: [7, 3]}
+"""Uploads that the steps after a kill wait for."""
 
 
 # ---- order and rates
@@ -319,7 +389,7 @@ def test_an_update_that_overflowed_is_never_written(tmp_path, name, layer):
     good = made.checkpoint()
     tensors = made.tensors()
     tensors[name].flat[-1] = np.inf
-    made._write(tensors)
+    made.kept.write(tensors)
     made.step = 4
     words = rf"update of step 3: NaN or infinity in tensor '{name}' \(layer '{layer}'\).*'{good}', is from before it"
     with pytest.raises(NotFiniteError, match=words):

@@ -83,6 +83,21 @@ FAULTS: dict[str, tuple[Edit, Any, str]] = {
     "feed after its reader": (both(drop(FEED), put(RIGHT, FEED, after=True)), 4, "op 'left' reads 'images'"),
     "no fetch": (drop(FETCH), None, "fetch 'losses' is in no step"),
     "fetch twice": (put(FREE_LOSSES, FETCH), 22, "fetch 'losses' is done a second time, first by step 21 Fetch"),
+    "feed beyond the stage": (
+        turn(FEED, FEED._replace(stage_offset=9)),
+        1,
+        "'images' passes through stage bytes 9 to 41, outside of 0 to 40",
+    ),
+    "fetch before the stage": (
+        turn(FETCH, FETCH._replace(stage_offset=-8)),
+        21,
+        "'losses' passes through stage bytes -8 to 0, outside of 0 to 40",
+    ),
+    "fetch through the stage of a feed": (
+        turn(FETCH, FETCH._replace(stage_offset=31)),
+        21,
+        "'losses' passes through stage bytes 31 to 39, of which step 1 Feed(tensor='images'",
+    ),
     "fetch of what is none": (put(Z, Fetch("w", "compute")), 13, "'w' is fetched, but is no fetch of the program"),
     "fetch before the write": (
         both(drop(FETCH), put(LOSS, FETCH)),
@@ -117,7 +132,8 @@ FAULTS: dict[str, tuple[Edit, Any, str]] = {
     "read before the feed is over": (
         drop(Wait(0, "compute")),
         4,
-        "op 'left' reads 'images' on stream 'compute', but step 1 Feed(tensor='images', stream='in') need not be over"
+        "op 'left' reads 'images' on stream 'compute', but step 1 Feed(tensor='images', stream='in', "
+        "stage_offset=0) need not be over"
         " by then: let 'compute' wait for an event recorded on 'in' after it",
     ),
     "read before the copy in is over": (

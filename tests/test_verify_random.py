@@ -18,7 +18,7 @@ from vdnn.layers import Program
 from vdnn.memory.plan import Plan
 from vdnn.memory.verify import verify
 
-SEEDS = range(14)
+SEEDS = range(18)
 
 
 def accepts(program: Program, plan: Plan) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ READ_AHEAD = 2
 """Batches that are ready or being read while one is used."""
 
 Batch = tuple[NDArray[np.uint8], NDArray[np.int32]]
+T = TypeVar("T")
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def epoch_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
@@ -40,7 +43,7 @@ def steps_per_epoch(images: int, batch: int, drop_last: bool) -> int:
 
 
 def batches(split: Split, order: NDArray[np.int64], start: int, batch: int, drop_last: bool = False) -> Iterator[Batch]:
-    """Images (n, C, H, W) uint8 and labels (n,) int32, contiguous, in the order of `order[start:]`.
+    """Images (n, C, H, W) uint8 and labels (n,) int32, contiguous, in the order of `order[start:]`; not to be written.
 
     Args:
         start: images of the epoch already used.
@@ -50,7 +53,7 @@ def batches(split: Split, order: NDArray[np.int64], start: int, batch: int, drop
 
     def read(position: int) -> Batch:
         indices = order[position : position + batch]
-        return np.ascontiguousarray(split.images(indices)), np.ascontiguousarray(split.labels(indices))
+        return _frozen(split.images(indices)), _frozen(split.labels(indices))
 
     with ThreadPoolExecutor(1, thread_name_prefix="data") as thread:
         ahead: deque[Future[Batch]] = deque()
@@ -63,3 +66,21 @@ def batches(split: Split, order: NDArray[np.int64], start: int, batch: int, drop
                 yield ahead.popleft().result()
         finally:
             thread.shutdown(wait=False, cancel_futures=True)
+
+
+def with_next(items: Iterator[T]) -> Iterator[tuple[T, T | None]]:
+    """Every item with the one after it, and the last with None."""
+    item = next(items, None)
+    while item is not None:
+        following = next(items, None)
+        yield item, following
+        item = following
+
+
+def _frozen(array: NDArray[Scalar]) -> NDArray[Scalar]:
+    """`array`, contiguous, in memory that cannot be written: an upload may still read it in the step after its own."""
+    own = np.ascontiguousarray(array)
+    if own.base is not None:  # another array might write its memory
+        own = own.copy()
+    own.setflags(write=False)
+    return own

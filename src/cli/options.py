@@ -61,7 +61,7 @@ def add_config_options(parser: argparse.ArgumentParser, profile_help: str) -> No
     parser.add_argument("--workspace-limit", metavar="BYTES", help="most workspace of one convolution")
     parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or simulated")
     parser.add_argument("--profile", metavar="NAME", help=profile_help)
-    parser.add_argument("--precision", metavar="P", help="of all numbers: fp32, the only one there is")
+    parser.add_argument("--precision", metavar="P", help="of products: fp32, or tf32 (cuda); all is stored in fp32")
     parser.add_argument("--seed", metavar="N", help="of weights, order and dropout")
     parser.add_argument(
         "-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override any key of CONFIG"
@@ -112,6 +112,14 @@ def unread_profile(config: Config, caps: Caps) -> str | None:
     if config.profile is None or caps.simulated:
         return None
     return f"profile '{config.profile}' is not read by device {caps.name}, only by --device simulated"
+
+
+def unmet_precision(config: Config, caps: Caps) -> str | None:
+    """A sentence if this device computes, or models, another precision than was asked for."""
+    if config.precision == caps.precision:
+        return None
+    doing = "times are modelled" if caps.simulated else "products are computed"
+    return f"precision {config.precision} is for device cuda; on device {caps.name} {doing} in {caps.precision}"
 
 
 def guarded(program: str, body: Callable[[], int]) -> int:

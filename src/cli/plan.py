@@ -10,7 +10,7 @@ import json
 import sys
 from dataclasses import replace
 
-from vdnn.cli.options import add_config_options, guarded, limit_words, read_config, unread_profile
+from vdnn.cli.options import add_config_options, guarded, limit_words, read_config, unmet_precision, unread_profile
 from vdnn.cli.tables import print_report, wide_console
 from vdnn.memory.clock import simulate
 from vdnn.memory.report import make_report
@@ -56,12 +56,21 @@ def plan(arguments: argparse.Namespace) -> int:
 
         plots.check_picture_path(arguments.picture)
     extra = ["device=simulated"] if arguments.profile and not arguments.device else []
+    if arguments.paper:  # its pools keep x and y, its dyn is a search alone; what -o says comes after
+        arguments.overrides = ["memory.pool_indices=false", "memory.paper_search=true", *arguments.overrides]
     config = read_config(arguments, extra)
     graph = build(config.network.name, **config.network.options)
-    backend, _ = open_device(config.device, config.profile, memory_limit=config.memory.limit)
-    sentence = unread_profile(config, backend.caps)
-    if sentence:
-        print(f"note: {sentence}", file=sys.stderr)
+    backend, _ = open_device(
+        config.device,
+        config.profile,
+        memory_limit=config.memory.limit,
+        precision=config.precision,
+        candidates=config.memory.candidates,
+        progress=say,
+    )
+    for sentence in (unread_profile(config, backend.caps), unmet_precision(config, backend.caps)):
+        if sentence:
+            say(sentence)
     budget = make_budget(config, backend)
     limit_bytes = stated_bytes(budget)
     limit = f"{format_bytes(limit_bytes)} ({limit_words(arguments, config, backend.caps, limit_bytes)})"
@@ -97,6 +106,11 @@ def plan(arguments: argparse.Namespace) -> int:
     if refusal is not None and limit_given(arguments):
         raise refusal
     return 0
+
+
+def say(text: str) -> None:
+    """A line beside the result."""
+    print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def limit_given(arguments: argparse.Namespace) -> bool:

@@ -15,7 +15,15 @@ from pathlib import Path
 
 from vdnn import __version__
 from vdnn.cli.display import make_display
-from vdnn.cli.options import Parser, add_config_options, guarded, limit_words, read_config, unread_profile
+from vdnn.cli.options import (
+    Parser,
+    add_config_options,
+    guarded,
+    limit_words,
+    read_config,
+    unmet_precision,
+    unread_profile,
+)
 from vdnn.cli.tables import plan_summary
 from vdnn.errors import BudgetError, CheckpointError, ConfigError
 from vdnn.layers import Dropout, Graph, SoftmaxLoss
@@ -264,9 +272,7 @@ def unexpected(prepared: Prepared) -> list[str]:
         found.append(
             f"train.batch_size is {config.train.batch_size:,}, but a step has only the {images:,} images there are"
         )
-    sentence = unread_profile(config, caps)
-    if sentence:
-        found.append(sentence)
+    found += [sentence for sentence in (unread_profile(config, caps), unmet_precision(config, caps)) if sentence]
     if caps.simulated and config.debug != DebugConfig():
         found.append(f"debug is not read by device {caps.name}")
     for key, reader in ONLY_READ_BY.get(caps.name, {}).items():

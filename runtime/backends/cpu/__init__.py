@@ -1,7 +1,7 @@
 """The NumPy backend: the embedded default, and the readable reference of every kernel.
 
 backend = CpuBackend(poison=True)
-backend.open(plan.slab_bytes, plan.host_bytes)
+backend.open(plan.slab_bytes, plan.host_bytes, plan.stage_bytes)
 """
 
 if __name__ != "vdnn.runtime.backends.cpu":

@@ -25,12 +25,13 @@ from vdnn.errors import VdnnError
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import TensorSpec, element_strides, first_element
 from vdnn.memory.costs import Candidate
-from vdnn.runtime.backend import Caps
+from vdnn.runtime.backend import Caps, check_stage
 from vdnn.runtime.backends.cpu.blas import BlasThreads
 from vdnn.runtime.backends.cpu.chunks import Array
 from vdnn.runtime.backends.cpu.estimates import RATES, estimate, product_operations
 from vdnn.runtime.backends.cpu.kernels import KERNELS
 from vdnn.runtime.backends.cpu.streams import OrderedStreams, Streams, Task, ThreadedStreams
+from vdnn.runtime.held import Held
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "uint8", "int32")}
 POISON = 0xFF
@@ -81,6 +82,8 @@ class CpuBackend:
         self._order = order
         self._blas = BlasThreads()
         self._opened: tuple[_Slab, _Slab, Streams] | None = None
+        self._stage_bytes = 0
+        self.held = Held()
         mode = "one thread a stream" if order is None else f"streams in order {', '.join(order)}"
         self.caps = Caps(
             name="cpu",
@@ -93,15 +96,15 @@ class CpuBackend:
             cost_source="estimated from nominal CPU rates",
         )
 
-    def open(self, slab_bytes: int, host_bytes: int) -> None:
-        """Take both slabs. Bytes, 0 or more; their content is 0 at first, or poison."""
+    def open(self, slab_bytes: int, host_bytes: int, stage_bytes: int) -> None:
+        """Take both slabs. Bytes, 0 or more; their content is 0 at first, or poison. The stage needs no memory here."""
         if self._opened is not None:
             raise VdnnError("the cpu backend is open already; close it first")
         streams = ThreadedStreams() if self._order is None else OrderedStreams(self._order)
         device = _Slab(slab_bytes)
         if self._poison:
             device.bytes.fill(POISON)
-        self._opened = device, _Slab(host_bytes), streams
+        self._opened, self._stage_bytes = (device, _Slab(host_bytes), streams), stage_bytes
 
     def view(self, spec: TensorSpec, root: TensorSpec, offset: int) -> Array:
         """The array of `spec` over the slab; of some channels of `root`, the strided view (N, C, ...)."""
@@ -161,17 +164,27 @@ class CpuBackend:
         """Difference of the times; NaN if an error kept a stream from getting there."""
         return 1000 * (second.seconds - first.seconds)
 
-    def feed(self, array: Any, value: NDArray[Any], stream: str) -> None:
+    def feed(self, array: Any, value: NDArray[Any], stage_offset: int, stream: str) -> None:
         """array = value, of equal shape and dtype."""
+        check_stage(stage_offset, value.nbytes, self._stage_bytes)
         self._run("feed", partial(np.copyto, array, value, casting="no"), stream)
 
-    def fetch(self, array: Any, out: NDArray[Any], stream: str) -> None:
+    def feed_ahead(self, array: Any, value: NDArray[Any], stage_offset: int, stream: str) -> None:
+        """As feed: the stream's thread copies beside the others."""
+        self.feed(array, value, stage_offset, stream)
+
+    def fetch(self, array: Any, out: NDArray[Any], stage_offset: int, stream: str) -> None:
         """out = array, of equal shape and dtype."""
+        check_stage(stage_offset, out.nbytes, self._stage_bytes)
         self._run("fetch", partial(np.copyto, out, array, casting="no"), stream)
 
     def read(self, array: Any) -> NDArray[Any]:
         """A copy of `array`."""
         return np.array(array)
+
+    def write(self, array: Any, value: NDArray[Any]) -> None:
+        """array = value."""
+        np.copyto(array, value, casting="no")
 
     def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
         """Check the poison in bytes that belong to nobody, if there is any."""
@@ -203,7 +216,7 @@ class CpuBackend:
         if self._opened is None:
             return
         device, host, streams = self._opened
-        self._opened = None
+        self._opened, self.held = None, Held()
         streams.close()
         self._blas.restore()
         device.close()
@@ -212,7 +225,7 @@ class CpuBackend:
     @property
     def _open(self) -> tuple[_Slab, _Slab, Streams]:
         if self._opened is None:
-            raise VdnnError("the cpu backend is closed; call open(slab_bytes, host_bytes) first")
+            raise VdnnError("the cpu backend is closed; call open(slab_bytes, host_bytes, stage_bytes) first")
         return self._opened
 
     def _run(self, what: str, task: Task, stream: str) -> None:

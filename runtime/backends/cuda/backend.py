@@ -1,7 +1,7 @@
 """The Backend interface on an NVIDIA GPU: one slab, one pinned slab, three streams, and every byte accounted for.
 
     backend = CudaBackend(memory_limit=12 * GIB)
-    backend.open(plan.slab_bytes, plan.host_bytes)
+    backend.open(plan.slab_bytes, plan.host_bytes, plan.stage_bytes)
 
 cuDNN computes convolutions and cuBLAS matrix products, on workspaces of the plan; all else is our own kernels. After
 `open` CuPy's allocator raises, so that nothing is allocated behind the plan's back.
@@ -9,8 +9,7 @@ cuDNN computes convolutions and cuBLAS matrix products, on workspaces of the pla
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,11 @@ from numpy.typing import NDArray
 from vdnn.errors import PlanError, VdnnError
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import DTYPE_BYTES, TensorSpec, element_strides, first_element
-from vdnn.memory.costs import Candidate, CopyRates
-from vdnn.memory.plan import STREAMS
-from vdnn.runtime.backend import Caps
+from vdnn.memory.costs import Candidate
+from vdnn.memory.plan import STREAMS, align
+from vdnn.runtime.backend import Caps, check_stage
 from vdnn.runtime.backends.cuda.array import DeviceArray
+from vdnn.runtime.backends.cuda.capture import Capture, Copy, CudaReplay, Stage, Upload
 from vdnn.runtime.backends.cuda.cublas import Cublas
 from vdnn.runtime.backends.cuda.cudnn import Handle
 from vdnn.runtime.backends.cuda.debug import INTACT, check
@@ -30,8 +30,10 @@ from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, KernelSet, workspac
 from vdnn.runtime.backends.cuda.libraries import load_cupy
 from vdnn.runtime.backends.cuda.memory import Ledger
 from vdnn.runtime.backends.cuda.pinned import PinnedSlab
-from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, Products
-from vdnn.runtime.backends.cuda.search import Search
+from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, Products, unplaced_problem
+from vdnn.runtime.backends.cuda.rates import known_rates, measure_rates
+from vdnn.runtime.backends.cuda.search import Search, cache_folder
+from vdnn.runtime.held import Held
 
 POISON = 0xFF
 """A NaN in float32 and float64."""
@@ -39,11 +41,6 @@ GEMM_WORKSPACE = 4 * 2**20
 """Bytes for a matrix product; cuBLAS recommends 32 MiB on Hopper and takes less."""
 MEMORY_SHARE = 0.85
 """Of the copy bandwidth that other kernels are expected to reach, for predictions."""
-PCIE_RATES = CopyRates(d2h_gbps=50.0, h2d_gbps=50.0, both_gbps=80.0, latency_us=8.0)
-COPY_WORDS = (
-    "other ops from its memory bandwidth, "
-    f"copies assumed at {PCIE_RATES.d2h_gbps:g} GB/s each way and {PCIE_RATES.both_gbps:g} both"
-)
 
 
 class CudaBackend:
@@ -53,6 +50,8 @@ class CudaBackend:
         memory_limit: bytes that the process may hold on the card, context included; None for all that is free.
         poison: fill freed bytes with NaN.
         copy_repeats: do each copy so often, to make the copy streams late.
+        precision: "fp32", or "tf32" for products on tensor cores; what is stored is float32 in both.
+        candidates: which convolution algorithms are tried: "all", or cuDNN's "named" ones.
         progress: told in words what takes long.
     """
 
@@ -62,6 +61,8 @@ class CudaBackend:
         *,
         poison: bool = False,
         copy_repeats: int = 1,
+        precision: str = "fp32",
+        candidates: str = "all",
         progress: Callable[[str], None] | None = None,
     ):
         cupy = load_cupy()
@@ -72,7 +73,7 @@ class CudaBackend:
         compute = self._streams["compute"]
         self._handle = Handle()
         self._handle.set_stream(compute.ptr)
-        self._cublas = Cublas()
+        self._cublas = Cublas(tensor_cores=precision != "fp32")
         self._products = Products(self._handle, self._cublas)
         self._kernels = KernelSet()
         self._events: dict[int, Any] = {}
@@ -80,9 +81,11 @@ class CudaBackend:
         self._guards: list[str] = []
         self._sizes = (0, 0)
         self._pinned: PinnedSlab | None = None
-        self._stages: dict[tuple[int, int], _Stage] = {}
-        self._waiting: list[tuple[_Stage, NDArray[Any]]] = []
-        self._capturing: _Capture | None = None
+        self._stage_bytes = 0
+        self._stages: dict[tuple[int, DeviceArray], Stage] = {}
+        self._waiting: list[tuple[Stage, NDArray[Any]]] = []
+        self._capturing: Capture | None = None
+        self.held = Held()
         self._opened = False
         properties = self._runtime.getDeviceProperties(cupy.cuda.Device().id)
         name = properties["name"].decode()
@@ -92,42 +95,50 @@ class CudaBackend:
         free, total = self._runtime.memGetInfo()
         limit = memory_limit if memory_limit is not None else free + reserve
         self._copy_gbps = 2e-6 * properties["memoryClockRate"] * properties["memoryBusWidth"] / 8
-        source = f"measured on {name}, cuDNN {library.version_text}; {COPY_WORDS}"
+        driver = self._runtime.driverGetVersion()
+        rates = known_rates({"gpu": name, "driver": driver}, cache_folder(), lambda: measure_rates(cupy))
+        source = (
+            f"measured on {name}, cuDNN {library.version_text}; other ops from its memory bandwidth; copies measured: "
+            f"{rates.d2h_gbps:.0f} GB/s out, {rates.h2d_gbps:.0f} in, {rates.both_gbps:.0f} both"
+        )
         self.caps = Caps(
             name="cuda",
             has_data=True,
             simulated=False,
             description=f"{name}, {total / 2**30:.0f} GiB, CuPy {cupy.__version__}, cuDNN {library.version_text}",
             memory_bytes=free + reserve,
-            rates=PCIE_RATES,
+            rates=rates,
             cost_source=source,
             measured_costs=True,
             poisons=poison,
             reserve_bytes=reserve,
+            precision=precision,
         )
         key = {
             "gpu": name,
-            "driver": self._runtime.driverGetVersion(),
+            "driver": driver,
             "cudnn": library.version,
             "layout": "NCHW",
-            "math": "FMA",
         }
-        self.search = Search(self._products, key, max(0, limit - reserve), compute)
+        room = max(0, limit - reserve)
+        self.search = Search(
+            self._products, key, room, compute, precision=precision, candidates=candidates, note=progress
+        )
 
     # ---- memory
 
-    def open(self, slab_bytes: int, host_bytes: int) -> None:
-        """Take both slabs; from here on nothing else may be allocated."""
+    def open(self, slab_bytes: int, host_bytes: int, stage_bytes: int) -> None:
+        """Take the slabs and the stage, which lies pinned behind the host slab; nothing else may be allocated then."""
         if self._opened:
             raise VdnnError("the cuda backend is open already; close it first")
-        self._sizes = (slab_bytes, host_bytes)
+        self._sizes, self._stage_bytes = (slab_bytes, host_bytes), stage_bytes
         self._slab = self._runtime.malloc(max(slab_bytes, 256))
-        self._runtime.memset(self._slab, POISON if self._poison else 0, max(slab_bytes, 256))
-        if self._poison:
+        if self._poison:  # else left as it is: a plan reads nothing that it has not written, and initcheck can see it
+            self._runtime.memset(self._slab, POISON, max(slab_bytes, 256))
             self._first_wrong = self._runtime.malloc(8)
             self._runtime.memset(self._first_wrong, 0xFF, 8)
-        if host_bytes:
-            self._pinned = PinnedSlab(host_bytes, self._progress)
+        if host_bytes + stage_bytes:
+            self._pinned = PinnedSlab(align(host_bytes) + stage_bytes, self._progress)
         self._opened = True
         self.ledger.forbid_allocations()
 
@@ -141,21 +152,20 @@ class CudaBackend:
 
     def close(self) -> None:
         """Give everything back. A second call does nothing."""
-        if not self._opened:
-            return
-        self.sync()
-        self._opened = False
-        self.ledger.allow_allocations()
-        for stage in self._stages.values():
-            stage.memory = None
-        self._stages = {}
-        self._runtime.free(self._slab)
-        if self._first_wrong:
-            self._runtime.free(self._first_wrong)
-            self._first_wrong = 0
-        if self._pinned is not None:
-            self._pinned.close()
-            self._pinned = None
+        if self._opened:
+            self.sync()
+            self._opened, self.held = False, Held()
+            self.ledger.allow_allocations()
+            self._stages = {}
+            self._runtime.free(self._slab)
+            if self._first_wrong:
+                self._runtime.free(self._first_wrong)
+                self._first_wrong = 0
+            if self._pinned is not None:
+                self._pinned.close()
+                self._pinned = None
+        self._handle.close()
+        self._cublas.close()
 
     # ---- work
 
@@ -187,12 +197,15 @@ class CudaBackend:
         if event not in self._events:
             self._events[event] = self._cupy.cuda.Event(disable_timing=True)
         self._events[event].record(self._streams[stream])
+        if self._capturing is not None:
+            self._capturing.recorded.add(event)
 
     def wait(self, event: int, stream: str) -> None:
         """Hold `stream` until `event`."""
         if event not in self._events:
             raise PlanError(f"stream '{stream}' waits for event {event}, which nothing records")
-        self._streams[stream].wait_event(self._events[event])
+        if self._capturing is None or event in self._capturing.recorded:  # else it is of a part that is over by then
+            self._streams[stream].wait_event(self._events[event])
 
     def mark(self, stream: str) -> Any:
         """A CUDA event with a time, on `stream`; within a capture it tells nothing."""
@@ -204,9 +217,9 @@ class CudaBackend:
         """As the GPU measured it, to about half a µs."""
         return float(self._cupy.cuda.get_elapsed_time(first, second))
 
-    def feed(self, array: Any, value: NDArray[Any], stream: str) -> None:
-        """Upload through a pinned stage of the array's own."""
-        stage = self._stage(array)
+    def feed(self, array: Any, value: NDArray[Any], stage_offset: int, stream: str) -> None:
+        """Upload through the stage."""
+        stage = self._stage(array, stage_offset)
         if self._capturing is not None:
             self._capturing.feeds.append(stage)
         else:
@@ -214,12 +227,21 @@ class CudaBackend:
                 self._streams[stage.busy_on].synchronize()
             np.copyto(stage.array, value, casting="no")
             stage.busy_on = stream
-        self._copy(array.ptr, stage.address, array.nbytes, self._runtime.memcpyHostToDevice, stream)
+        for target, source, nbytes in stage.pieces:
+            self._copy(target, source, nbytes, self._runtime.memcpyHostToDevice, stream)
 
-    def fetch(self, array: Any, out: NDArray[Any], stream: str) -> None:
-        """Download through a pinned stage; `out` is filled by sync."""
-        stage = self._stage(array)
-        self._copy(stage.address, array.ptr, array.nbytes, self._runtime.memcpyDeviceToHost, stream)
+    def feed_ahead(self, array: Any, value: NDArray[Any], stage_offset: int, stream: str) -> None:
+        """Upload through the stage; of a captured run beside the graph, once the parts up to here are over."""
+        if self._capturing is None:
+            self.feed(array, value, stage_offset, stream)
+        else:
+            self._capturing.beside(Upload(self._stage(array, stage_offset), self._streams[stream]))
+
+    def fetch(self, array: Any, out: NDArray[Any], stage_offset: int, stream: str) -> None:
+        """Download through the stage; `out` is filled by sync."""
+        stage = self._stage(array, stage_offset)
+        for source, target, nbytes in stage.pieces:
+            self._copy(target, source, nbytes, self._runtime.memcpyDeviceToHost, stream)
         if self._capturing is not None:
             self._capturing.fetches.append(stage)
         else:
@@ -228,13 +250,15 @@ class CudaBackend:
     def read(self, array: DeviceArray) -> NDArray[Any]:
         """A copy on the host, image by image where they lie apart."""
         out = np.empty(array.shape, array.dtype)
-        images = out.reshape(1, -1) if array.is_contiguous else out.reshape(array.shape[0], -1)
-        step = array.itemsize * array.image_stride
-        for i, image in enumerate(images):
-            self._runtime.memcpy(
-                image.ctypes.data, array.ptr + i * step, image.nbytes, self._runtime.memcpyDeviceToHost
-            )
+        for target, source, nbytes in _image_copies(array, out):
+            self._runtime.memcpy(source, target, nbytes, self._runtime.memcpyDeviceToHost)
         return out
+
+    def write(self, array: DeviceArray, value: NDArray[Any]) -> None:
+        """Upload from where `value` lies, through the driver's own small buffers."""
+        for target, source, nbytes in _image_copies(array, np.ascontiguousarray(value, array.dtype)):
+            self._runtime.memcpy(target, source, nbytes, self._runtime.memcpyHostToDevice)
+        self._runtime.deviceSynchronize()  # such a copy may return before its last bytes have arrived
 
     def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
         """Check the poison in bytes that belong to nobody, if there is any."""
@@ -265,34 +289,20 @@ class CudaBackend:
         return self.ledger.used_bytes()
 
     def capture(self, body: Callable[[], None]) -> CudaReplay | None:
-        """One CUDA graph of everything `body` puts on the three streams; none while guards are to be looked at."""
+        """Everything `body` puts on the three streams, in CUDA graphs; none while guards are to be looked at."""
         if self._poison:
             return None
-        compute, others = self._streams["compute"], [s for n, s in self._streams.items() if n != "compute"]
-        fork, joins = self._cupy.cuda.Event(disable_timing=True), []
-        self._capturing = _Capture([], [])
-        compute.begin_capture()
+        self._capturing = Capture(self._streams)
         try:
-            fork.record(compute)
-            for stream in others:
-                stream.wait_event(fork)
-            body()
-            for stream in others:
-                join = self._cupy.cuda.Event(disable_timing=True)
-                join.record(stream)
-                compute.wait_event(join)
-                joins.append(join)
+            return self._capturing.replay(body)
         finally:
-            graph = compute.end_capture()
-            captured, self._capturing = self._capturing, None
-        return CudaReplay(graph, compute, captured.feeds, captured.fetches)
+            self._capturing = None
 
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
         """Measured algorithms of convolutions; for other ops the time their bytes take."""
         specs = {arg: program.tensors[t] for arg, t in (*op.reads.items(), *op.writes.items())}
         if op.kind in CONV_KINDS:
-            arrays = {arg: _unplaced(spec, program.tensors[spec.storage]) for arg, spec in specs.items()}
-            return self.search.candidates(op, arrays)
+            return self.search.candidates(unplaced_problem(op, program))
         time_ms = sum(spec.nbytes for spec in specs.values()) / (MEMORY_SHARE * self._copy_gbps * 1e6) + 0.002
         if op.kind in LINEAR_KINDS:
             return (Candidate("CUBLAS", time_ms, GEMM_WORKSPACE),)
@@ -303,7 +313,7 @@ class CudaBackend:
 
     def _require_open(self) -> None:
         if not self._opened:
-            raise VdnnError("the cuda backend is not open; call open(slab_bytes, host_bytes) first")
+            raise VdnnError("the cuda backend is not open; call open(slab_bytes, host_bytes, stage_bytes) first")
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: str) -> None:
         self._runtime.memcpyAsync(target, source, nbytes, kind, self._streams[stream].ptr)
@@ -329,47 +339,21 @@ class CudaBackend:
         shift = self._slab + offset - host_offset
         return [(shift + at, self._pinned.address + at, n) for at, n in self._pinned.pieces(host_offset, nbytes)]
 
-    def _stage(self, array: DeviceArray) -> _Stage:
-        key = (array.ptr, array.nbytes)
+    def _stage(self, array: DeviceArray, offset: int) -> Stage:
+        key = (offset, array)
         if key not in self._stages:
-            self._stages[key] = _Stage(self._cupy.cuda.PinnedMemory(array.nbytes), array)
+            self._require_open()
+            check_stage(offset, array.nbytes, self._stage_bytes)
+            assert self._pinned is not None
+            start = align(self._sizes[1]) + offset
+            shift, base = array.ptr - start, self._pinned.address
+            pieces = [(shift + at, base + at, n) for at, n in self._pinned.pieces(start, array.nbytes)]
+            self._stages[key] = Stage(array, pieces)
         return self._stages[key]
 
 
-class _Stage:
-    """Pinned bytes through which one array is fed or fetched."""
-
-    def __init__(self, memory: Any, array: DeviceArray):
-        self.memory = memory
-        self.address = int(memory.ptr)
-        self.busy_on: str | None = None
-        buffer = (ctypes.c_uint8 * array.nbytes).from_address(self.address)
-        self.array = np.ndarray(array.shape, np.dtype(array.dtype), memoryview(buffer))
-
-
-class _Capture:
-    """Stages in the order in which a captured run feeds and fetches."""
-
-    def __init__(self, feeds: list[_Stage], fetches: list[_Stage]):
-        self.feeds, self.fetches = feeds, fetches
-
-
-class CudaReplay:
-    """A CUDA graph with the stages that its feeds and fetches go through."""
-
-    def __init__(self, graph: Any, stream: Any, feeds: list[_Stage], fetches: list[_Stage]):
-        self.graph, self.stream, self.feeds, self.fetches = graph, stream, feeds, fetches
-
-    def run(self, values: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]]) -> None:
-        """Feed, launch, wait, fetch."""
-        for stage, value in zip(self.feeds, values, strict=True):
-            np.copyto(stage.array, value, casting="no")
-        self.graph.launch(self.stream)
-        self.stream.synchronize()
-        for stage, out in zip(self.fetches, outs, strict=True):
-            np.copyto(out, stage.array)
-
-
-def _unplaced(spec: TensorSpec, root: TensorSpec) -> DeviceArray:
-    """The array of `spec` with its strides and no address, for asking what could compute it."""
-    return DeviceArray(0, spec.shape, element_strides(spec, root), spec.dtype, spec.nbytes)
+def _image_copies(array: DeviceArray, host: NDArray[Any]) -> list[Copy]:
+    """The copies between `array` and contiguous `host` memory: image by image where they lie apart."""
+    images = host.reshape(1, -1) if array.is_contiguous else host.reshape(array.shape[0], -1)
+    step = array.itemsize * array.image_stride
+    return [(array.ptr + i * step, image.ctypes.data, image.nbytes) for i, image in enumerate(images)]

@@ -19,6 +19,7 @@ Arrays = Mapping[str, DeviceArray]
 
 _CONSTANTS = constants(source())
 THREADS, UNROLL, LANES = (_CONSTANTS[name] for name in ("THREADS", "UNROLL", "LANES"))
+POOL_GROUP, POOL_ROWS = (_CONSTANTS[name] for name in ("POOL_GROUP", "POOL_ROWS"))
 INDEX_LIMIT = 2**31
 """Numbers of one image, or of one channel of a batch, must be fewer."""
 

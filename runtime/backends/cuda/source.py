@@ -27,6 +27,7 @@ FILES = (
     "relu.cu",
     "bias.cu",
     "pool.cu",
+    "pool_fixed.cu",
     "lrn.cu",
     "batchnorm.cu",
     "dropout.cu",

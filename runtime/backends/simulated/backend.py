@@ -19,7 +19,8 @@ from vdnn.layers.tensor import TensorSpec
 from vdnn.memory.clock import StreamClock
 from vdnn.memory.costs import Candidate
 from vdnn.memory.plan import STREAMS
-from vdnn.runtime.backend import Caps
+from vdnn.runtime.backend import Caps, check_stage
+from vdnn.runtime.held import Held
 from vdnn.runtime.profile import Profile, model_candidates, operands
 
 
@@ -38,15 +39,17 @@ class SimulatedBackend:
             cost_source=f"modelled by profile {profile.name}",
         )
         self.elapsed_ms = 0.0
+        self.held = Held()
+        self._stage_bytes = 0
         self._clock = StreamClock(profile.copies)
         self._sizes: tuple[int, int] | None = None
         self._times: dict[tuple[Any, ...], float] = {}
 
-    def open(self, slab_bytes: int, host_bytes: int) -> None:
+    def open(self, slab_bytes: int, host_bytes: int, stage_bytes: int) -> None:
         """Note the sizes, against which every place is checked."""
         if self._sizes is not None:
             raise VdnnError("the simulated backend is already open")
-        self._sizes = (slab_bytes, host_bytes)
+        self._sizes, self._stage_bytes = (slab_bytes, host_bytes), stage_bytes
 
     def view(self, spec: TensorSpec, root: TensorSpec, offset: int) -> TensorSpec:
         """The spec, after a check that it lies in the slab."""
@@ -92,17 +95,26 @@ class SimulatedBackend:
         """Their difference."""
         return second - first
 
-    def feed(self, array: TensorSpec, value: NDArray[Any], stream: str) -> None:
+    def feed(self, array: TensorSpec, value: NDArray[Any], stage_offset: int, stream: str) -> None:
         """Let the upload pass on `stream`."""
+        check_stage(stage_offset, array.nbytes, self._stage_bytes)
         self._clock.copy("in", array.nbytes, stream)
 
-    def fetch(self, array: TensorSpec, out: NDArray[Any], stream: str) -> None:
+    def feed_ahead(self, array: TensorSpec, value: NDArray[Any], stage_offset: int, stream: str) -> None:
+        """As feed."""
+        self.feed(array, value, stage_offset, stream)
+
+    def fetch(self, array: TensorSpec, out: NDArray[Any], stage_offset: int, stream: str) -> None:
         """Let the download pass on `stream`; `out` keeps its content."""
+        check_stage(stage_offset, array.nbytes, self._stage_bytes)
         self._clock.copy("out", array.nbytes, stream)
 
     def read(self, array: TensorSpec) -> NDArray[Any]:
         """Nothing but zeros: there is no data."""
         return np.zeros(array.shape)
+
+    def write(self, array: TensorSpec, value: NDArray[Any]) -> None:
+        """Nothing: there is no data."""
 
     def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
         """Nothing: there are no bytes to look at."""
@@ -131,7 +143,7 @@ class SimulatedBackend:
 
     def close(self) -> None:
         """Forget the sizes."""
-        self._sizes = None
+        self._sizes, self.held = None, Held()
 
     def _check(self, offset: int, nbytes: int, which: int, name: str) -> None:
         if self._sizes is None:
