@@ -366,6 +366,7 @@ class Trainer:
     def _open(self) -> None:
         plans, backend = self.prepared.plans, self.backend
         backend.open(plans.slab_bytes, plans.host_bytes, plans.stage_bytes)
+        self.kept.write({})  # what runs before the first weights must not read what nobody wrote
         if backend.caps.reserve_bytes:
             rehearse(self.prepared, self._executor)
         self.predicted_step_ms, self.predicted_from = predict(self.prepared, self.listener.note)
