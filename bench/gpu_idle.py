@@ -24,8 +24,6 @@ from vdnn.runtime.run_folder import RunFolder
 from vdnn.runtime.trainer import Trainer
 
 STEPS = 10
-GAP_US = 1000.0
-"""Between two steps lies more than this: the host looks at the loss and fills the next images in."""
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -64,7 +62,9 @@ def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
             merged[-1][1] = max(merged[-1][1], end)
         else:
             merged.append([start, end])
-    cuts = [0, *(i + 1 for i, (a, b) in enumerate(pairwise(merged)) if b[0] - a[1] > GAP_US), len(merged)]
+    gaps = sorted(range(1, len(merged)), key=lambda i: merged[i - 1][1] - merged[i][0])
+    # between two steps lie the longest gaps: the host looks at the loss and takes the next images
+    cuts = [0, *sorted(gaps[: STEPS - 1]), len(merged)]
     steps = []
     for low, high in pairwise(cuts):
         part = merged[low:high]

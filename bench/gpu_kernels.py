@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,10 @@ POOLED, THIRD = (64, 64, 112, 112), (512, 64, 27, 27)
 
 @dataclass(frozen=True)
 class Load:
-    """A large call: shapes of arguments by name; `before` is a kind that makes what it reads, also from `source`."""
+    """A large call: shapes of arguments by name; `before` is a kind that makes what it reads, also from `source`.
+
+    `layout` is that of images and filters, but for pixels that are uploaded.
+    """
 
     name: str
     kind: str
@@ -46,12 +49,17 @@ class Load:
     accumulate: tuple[str, ...] = ()
     before: str | None = None
     source: Mapping[str, Shape] = field(default_factory=dict)
+    layout: str = "NCHW"
 
     @property
     def nbytes(self) -> int:
         """Bytes of every operand, once; accumulated ones twice."""
         sizes = {a: prod(s) * DTYPE_BYTES[self.dtype(a)] for a, s in self.shapes.items()}
         return sum(sizes.values()) + sum(sizes[a] for a in self.accumulate)
+
+    def layout_of(self, argument: str) -> str:
+        """Of an argument."""
+        return "NCHW" if (self.kind, argument) == ("input.normalize", "x") else self.layout
 
     def dtype(self, argument: str) -> str:
         """Of an argument."""
@@ -106,7 +114,18 @@ def pool_loads() -> Iterable[Load]:
 
 
 def loads() -> Iterable[Load]:
-    """One or a few of every kind that moves much."""
+    """One or a few of every kind that moves much, those of images in both layouts."""
+    plain = list(_loads())
+    yield from plain
+    for load in plain:
+        if any(len(shape) == 4 for shape in load.shapes.values()):
+            yield replace(load, name=f"NHWC {load.name}", layout="NHWC")
+    vectors = (DEEP[0], prod(DEEP[1:]))
+    yield Load("to vectors", "layout.transform", {"x": DEEP}, {"y": vectors}, layout="NHWC")
+    yield Load("to images", "layout.transform", {"x": vectors}, {"y": DEEP}, layout="NHWC")
+
+
+def _loads() -> Iterable[Load]:
     c, channels = (64,), {"weight": (64,), "bias": (64,)}
     saved = {"mean": c, "invstd": c}
     running = {"running_mean": c, "running_var": c}
@@ -146,9 +165,9 @@ def measure(probe: Probe, load: Load, slab: int) -> dict[str, Any]:
     place = slab
     probe.fill(slab, _slab_bytes(load))  # an earlier call may have left numbers that are not finite
     for argument, shape in {**load.shapes, **load.source}.items():
-        arrays[argument] = contiguous(place, shape, load.dtype(argument))
+        arrays[argument] = contiguous(place, shape, load.dtype(argument), load.layout_of(argument))
         place += -(-arrays[argument].nbytes // ALIGN_BYTES) * ALIGN_BYTES
-    arrays["workspace"] = contiguous(place, (max(1, workspace_bytes(load.kind, load.shapes)),), "uint8")
+    arrays["workspace"] = contiguous(place, (max(1, workspace_bytes(load.kind, load.shapes, load.layout)),), "uint8")
     arrays["step"] = arrays["status"] = contiguous(slab - ALIGN_BYTES, (64,), "uint8")
     op = Op(load.name, load.kind, "layer", "forward", {}, {}, load.attrs, load.accumulate)
     if load.before:
@@ -209,7 +228,7 @@ def main() -> int:
         row["gbps"] = row["nbytes"] / row["time_ms"] / 1e6
         row["share"] = row["gbps"] / copy_gbps
         rows.append(row)
-        print(f"{row['name']:37} {row['time_ms']:8.3f} ms {row['gbps']:7.0f} GB/s {row['share']:6.1%} of a copy")
+        print(f"{row['name']:42} {row['time_ms']:8.3f} ms {row['gbps']:7.0f} GB/s {row['share']:6.1%} of a copy")
     if folder := os.environ.get("OUT"):
         result = {"facts": facts, "calls": calls, "failures": failures, "unequal": probe.unequal}
         result |= {"copy_gbps": copy_gbps, "bandwidth": rows, "seconds": time.monotonic() - started}

@@ -98,6 +98,10 @@ LIMITS: Mapping[str, tuple[str, list[str]]] = {
         ["train.batch_size=256", "memory.policy=all", "memory.limit=12GiB", "memory.algorithms=memory-optimal"],
     ),
     "vgg19-dyn": ("vgg19", ["train.batch_size=256", "memory.policy=dyn", "memory.limit=12GiB"]),
+    "vgg19-dyn-whole": (
+        "vgg19",
+        ["train.batch_size=256", "memory.policy=dyn", "memory.limit=12GiB", "memory.slices=false"],
+    ),
     "vgg19-dyn-joined": (
         "vgg19",
         ["train.batch_size=256", "memory.policy=dyn", "memory.limit=12GiB", "memory.join=layer"],
@@ -117,7 +121,7 @@ LIMITS: Mapping[str, tuple[str, list[str]]] = {
     **{
         f"ten-{label}": (
             label.split("@")[0],
-            [f"train.batch_size={batch}", "memory.policy=dyn", "memory.limit=12GiB"],
+            [f"train.batch_size={batch}", "memory.policy=dyn", "memory.limit=12GiB", "memory.candidates=named"],
         )
         for label, batch in TEN.items()
     },

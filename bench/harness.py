@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vdnn.runtime.config import load_config
+from vdnn.runtime.config import Config, load_config
 from vdnn.runtime.data import batches, epoch_order, with_next
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.prepare import prepare
+from vdnn.runtime.rehearsal import LimitExceeded
 from vdnn.runtime.run_folder import RunFolder
 from vdnn.runtime.trace import Marks
 from vdnn.runtime.trainer import StepInfo, Trainer
@@ -96,52 +97,61 @@ def train(
     """
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(config_name, [*overrides, f"train.iterations={steps}", f"output={folder}/run"])
-        started = perf_counter()
-        prepared = prepare(config)
-        planned_at = perf_counter()
-        trainer = Trainer(prepared, RunFolder(Path(folder)), Silent())
         try:
-            trainer.start()
-            opened_at = perf_counter()
-            if not capture:
-                for key, planned in prepared.plans.plans.items():
-                    trainer.use(key, Executor(prepared.backend, planned.plan, planned.program))
-            losses, times, held = [], [], []
-            split = prepared.source.train
-            order = np.concatenate([epoch_order(config.train.seed, e, len(split)) for e in range(steps)])
-            feed = batches(split, order[: steps * config.train.batch_size], 0, config.train.batch_size)
-            for (images, labels), later in with_next(feed):
-                begin = perf_counter()
-                losses.append(trainer.train_step(images, labels, config.optimizer.lr, later and later[0])[0])
-                times.append((perf_counter() - begin) * 1000)
-                held.append(prepared.backend.held_bytes())
-                trainer.step += 1
-            digest = hashlib.sha256()
-            for name, array in sorted(trainer.tensors().items()):
-                digest.update(name.encode())
-                digest.update(array.tobytes())
-            sums = _traced(trainer, images, labels, config.optimizer.lr, trace) if trace else (None, None, None)
-            ledger = getattr(prepared.backend, "ledger", None)
-            notes = prepared.plans[prepared.steps.full[0]].decisions.notes
-            return Outcome(
-                tuple(losses),
-                digest.hexdigest(),
-                median(times[2:] or times),
-                trainer.predicted_step_ms,
-                prepared.plans.slab_bytes,
-                prepared.plans.host_bytes,
-                trainer.peak_bytes(),
-                notes,
-                planned_at - started,
-                opened_at - planned_at,
-                prepared.backend.caps.description,
-                ledger.used_bytes() if ledger is not None else None,
-                ledger.strays if ledger is not None else None,
-                tuple(held),
-                *sums,
-            )
-        finally:
-            prepared.backend.close()
+            return _train(config, steps, Path(folder), capture, trace)
+        except LimitExceeded as error:  # as the trainer does: plan once more for what lies outside the slab
+            return _train(config, steps, Path(folder), capture, trace, error.reserve_bytes)
+
+
+def _train(
+    config: Config, steps: int, folder: Path, capture: bool, trace: Path | None, reserve_bytes: int | None = None
+) -> Outcome:
+    started = perf_counter()
+    prepared = prepare(config, reserve_bytes=reserve_bytes)
+    planned_at = perf_counter()
+    trainer = Trainer(prepared, RunFolder(folder), Silent())
+    try:
+        trainer.start()
+        opened_at = perf_counter()
+        if not capture:
+            for key, planned in prepared.plans.plans.items():
+                trainer.use(key, Executor(prepared.backend, planned.plan, planned.program))
+        losses, times, held = [], [], []
+        split = prepared.source.train
+        order = np.concatenate([epoch_order(config.train.seed, e, len(split)) for e in range(steps)])
+        feed = batches(split, order[: steps * config.train.batch_size], 0, config.train.batch_size)
+        for (images, labels), later in with_next(feed):
+            begin = perf_counter()
+            losses.append(trainer.train_step(images, labels, config.optimizer.lr, later and later[0])[0])
+            times.append((perf_counter() - begin) * 1000)
+            held.append(prepared.backend.held_bytes())
+            trainer.step += 1
+        digest = hashlib.sha256()
+        for name, array in sorted(trainer.tensors().items()):
+            digest.update(name.encode())
+            digest.update(array.tobytes())
+        sums = _traced(trainer, images, labels, config.optimizer.lr, trace) if trace else (None, None, None)
+        ledger = getattr(prepared.backend, "ledger", None)
+        notes = prepared.plans[prepared.steps.full[0]].decisions.notes
+        return Outcome(
+            tuple(losses),
+            digest.hexdigest(),
+            median(times[2:] or times),
+            trainer.predicted_step_ms,
+            prepared.plans.slab_bytes,
+            prepared.plans.host_bytes,
+            trainer.peak_bytes(),
+            notes,
+            planned_at - started,
+            opened_at - planned_at,
+            prepared.backend.caps.description,
+            ledger.used_bytes() if ledger is not None else None,
+            ledger.strays if ledger is not None else None,
+            tuple(held),
+            *sums,
+        )
+    finally:
+        prepared.backend.close()
 
 
 def _traced(

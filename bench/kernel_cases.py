@@ -55,6 +55,11 @@ def _pixels_and_terms() -> Iterator[Case]:
     for shape in SHAPES:
         flat = shape[0], prod(shape[1:])
         yield Case(f"copy {shape}", "copy.forward", {"x": normal(*flat)}, {"y": unknown(*shape)})
+        if len(shape) == 4:
+            yield Case(f"to vectors {shape}", "layout.transform", {"x": normal(*shape)}, {"y": unknown(*flat)})
+            yield Case(f"to images {shape}", "layout.transform", {"x": normal(*flat)}, {"y": unknown(*shape)})
+            held, name = {"y": normal(*shape)}, f"to images, added {shape}"
+            yield Case(name, "layout.transform", {"x": normal(*flat)}, held, accumulate=("y",))
         yield Case(f"copy added {shape}", "copy.forward", {"x": normal(*shape)}, {"y": normal(*shape)}, {}, ("y",))
         terms = {"a": normal(*shape), "b": normal(*shape)}
         yield Case(f"sum {shape}", "add.forward", terms, {"y": unknown(*shape)})

@@ -27,9 +27,17 @@ Array = NDArray[Any]
 EXACT = 0.0
 FINE, COARSE = 1e-6, 1e-5
 """Largest error allowed, relative to the largest number of the result: of a few roundings, and of sums."""
-LAYOUTS: Mapping[str, tuple[int, int, int]] = {"whole": (0, 0, 0), "aligned channels": (4, 4, 0), "channels": (1, 2, 4)}
-"""Channels before, at least so many after, and bytes that the address is off a multiple of 256."""
+LAYOUTS: Mapping[str, tuple[int, int, int, str]] = {
+    "whole": (0, 0, 0, "NCHW"),
+    "aligned channels": (4, 4, 0, "NCHW"),
+    "channels": (1, 2, 4, "NCHW"),
+    "NHWC": (0, 0, 0, "NHWC"),
+    "aligned channels of NHWC": (4, 4, 0, "NHWC"),
+    "channels of NHWC": (1, 2, 4, "NHWC"),
+}
+"""Channels before, at least so many after, bytes that the address is off a multiple of 256, and the order in memory."""
 GAP_BYTES, ALIGN_BYTES, NAN_BYTE = 64, 256, 0xFF
+TRANSFORM = "layout.transform"
 BATCHED = ("x", "y", "dy", "dx", "a")
 """Arguments that may be channels of a larger tensor; `b` too where it is a term of a sum."""
 
@@ -85,15 +93,25 @@ class Machine(Protocol):
         """Put `content` at an address that is a multiple of 256, call `work` with it, return what lies there then."""
 
 
+def applies(case: Case, layout: str) -> bool:
+    """Whether the call exists there: images are vectors too in NCHW alone, and a transform has one of each."""
+    batches = [v.shape for a, v in {**case.reads, **case.writes}.items() if a in BATCHED]
+    mixed = any(len(s) == 2 for s in batches) and any(len(s) == 4 and prod(s[2:]) > 1 for s in batches)
+    channels_last = LAYOUTS[layout][3] == "NHWC"
+    return mixed and channels_last if case.kind == TRANSFORM else not (mixed and channels_last)
+
+
 def difference(case: Case, layout: str, machine: Machine) -> str | None:
-    """What is wrong with the call on `machine`, in words; None if nothing is."""
+    """What is wrong with the call on `machine`, in words; None if nothing is, or if it does not apply."""
+    if not applies(case, layout):
+        return None
     content, places = _lay_out(case, layout)
     before = content.copy()
 
     def work(address: int) -> None:
         arrays = {
-            name: DeviceArray(address + start, shape, strides, str(dtype), prod(shape) * dtype.itemsize)
-            for name, (start, shape, strides, dtype) in places.items()
+            name: DeviceArray(address + start, shape, strides, str(dtype), prod(shape) * dtype.itemsize, order)
+            for name, (start, shape, strides, dtype, order) in places.items()
         }
         CUDA_KERNELS[case.kind](case.op, arrays, machine.kernels, machine.stream)
 
@@ -110,29 +128,36 @@ def difference(case: Case, layout: str, machine: Machine) -> str | None:
     return f"{len(stray)} bytes written outside of the results, the first at {stray[0]}" if len(stray) else None
 
 
-_Place = tuple[int, Shape, Shape, np.dtype[Any]]
+_Place = tuple[int, Shape, Shape, np.dtype[Any], str]
 
 
 def _lay_out(case: Case, layout: str) -> tuple[NDArray[np.uint8], dict[str, _Place]]:
-    """The bytes before the call, and where in them each argument lies: start, shape, strides in elements, dtype."""
+    """The bytes before the call, and where in them each argument lies: start, shape, strides in elements, dtype,
+    order."""
     arrays = {**case.reads, **{a: v for a, v in case.writes.items() if a not in case.over}}
-    scratch = workspace_bytes(case.kind, {a: v.shape for a, v in arrays.items()})
+    scratch = workspace_bytes(case.kind, {a: v.shape for a, v in arrays.items()}, LAYOUTS[layout][3])
     if scratch:
         arrays["workspace"] = np.full(scratch, NAN_BYTE, np.uint8)
     batched = {*BATCHED, "b"} if case.kind == "add.forward" else set(BATCHED)
     places: dict[str, _Place] = {}
     end = 0
     for argument, array in arrays.items():
-        before, after, offset = LAYOUTS[layout] if argument in batched and array.ndim > 1 else (0, 0, 0)
-        if layout == "aligned channels" and before:
+        sliced = argument in batched and array.ndim > 1
+        before, after, offset = LAYOUTS[layout][:3] if sliced else (0, 0, 0)
+        if layout.startswith("aligned channels") and before:
             after += -(before + after + array.shape[1]) % 4
-        channel = prod(array.shape[2:])
+        # pixels that are uploaded are NCHW in any case
+        order = LAYOUTS[layout][3] if array.ndim == 4 and (case.kind, argument) != ("input.normalize", "x") else "NCHW"
+        channel = prod(array.shape[2:]) if order == "NCHW" else 1
         strides = [prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
         if before:
-            strides[0] = (before + array.shape[1] + after) * channel
+            strides[0] = (before + array.shape[1] + after) * prod(array.shape[2:])
+        if order == "NHWC":
+            step = before + array.shape[1] + after
+            strides[1:] = [1, step * array.shape[3], step]
         start = -(-(end + GAP_BYTES) // ALIGN_BYTES) * ALIGN_BYTES
         first = start + (offset + before * channel * array.itemsize if array.dtype != np.uint8 else before * channel)
-        places[argument] = first, array.shape, tuple(strides), array.dtype
+        places[argument] = first, array.shape, tuple(strides), array.dtype, order
         end = start + offset + (strides[0] * array.shape[0] if array.ndim else 1) * array.itemsize
     content = np.full(end + GAP_BYTES, NAN_BYTE, np.uint8)
     for argument, array in arrays.items():
@@ -142,7 +167,7 @@ def _lay_out(case: Case, layout: str) -> tuple[NDArray[np.uint8], dict[str, _Pla
 
 
 def _view(content: NDArray[np.uint8], place: _Place) -> Array:
-    start, shape, strides, dtype = place
+    start, shape, strides, dtype, _ = place
     return np.ndarray(shape, dtype, content.data, start, tuple(s * dtype.itemsize for s in strides))
 
 

@@ -1,4 +1,4 @@
-"""(C, H, W) → (C*H*W,): a change of name only, no op and no bytes.
+"""(C, H, W) → (C*H*W,): a change of name only, no op and no bytes, unless the numbers lie in another order.
 
 graph.add("flat", Flatten(), "pool5")
 """
@@ -19,15 +19,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flatten(Layer):
-    """Logical order c, h, w."""
+    """Logical order c, h, w.
+
+    `reorders`: x does not lie in that order in memory, so that an op copies it; see vdnn.layers.layout.
+    """
+
+    reorders: bool = False
 
     kind = "flatten"
 
     def passes_through(self, training: bool) -> bool:
-        return True
+        return not self.reorders
 
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
         return (prod(one_input(name, inputs)),)
 
     def forward(self, low: Lowering, node: Node) -> None:
-        low.pass_through(node)
+        if self.reorders:
+            low.emit(node, "layout.transform", {"x": low.value(node.inputs[0])}, {"y": low.output(node)})
+        else:
+            low.pass_through(node)
+
+    def backward(self, low: Lowering, node: Node) -> None:
+        x = node.inputs[0]
+        if self.reorders and low.requires_grad(x):
+            dx, adds = low.contribute(x)
+            reads, accumulate = {"x": low.grad(node.name)}, ("y",) if adds else ()
+            name = f"{node.name}.transform_grad"
+            low.emit(node, "layout.transform", reads, {"y": dx}, accumulate=accumulate, name=name)

@@ -10,6 +10,7 @@ A Graph knows no batch, no backward, no memory and no device.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -73,6 +74,13 @@ class Graph:
         for tensor in dict.fromkeys(names):
             self.consumers[tensor].append(name)
         return name
+
+    def with_layers(self, changed: Mapping[str, Layer]) -> Graph:
+        """The same graph with other layers of these names."""
+        made = Graph(self.name, self.input_shape, self.classes)
+        for node in self.nodes.values():
+            made.add(node.name, changed.get(node.name, node.layer), node.inputs)
+        return made
 
     def parameters(self, node: Node) -> tuple[Parameter, ...]:
         """The parameters of one node."""

@@ -2,7 +2,8 @@
 
     graph.add("fc6", Linear(4096), "flat")
 
-x may keep its image shape in memory; its C*H*W numbers are taken in logical c, h, w order. w has shape (K, C).
+x may keep its image shape; its C*H*W numbers lie in logical c, h, w order (see vdnn.layers.flatten). w has shape
+(K, C).
 """
 
 from __future__ import annotations

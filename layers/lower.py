@@ -16,6 +16,7 @@ from typing import Any
 from vdnn.errors import ShapeError
 from vdnn.layers.base import Parameter
 from vdnn.layers.graph import Graph, Node
+from vdnn.layers.layout import with_layout
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import Shape, TensorSpec
 from vdnn.layers.winners import with_winners
@@ -43,8 +44,9 @@ class Update:
 class Lowering:
     """What a layer sees while it emits its ops."""
 
-    def __init__(self, graph: Graph, batch: int, mode: str, update: Update, dtype: str):
+    def __init__(self, graph: Graph, batch: int, mode: str, update: Update, dtype: str, layout: str = "NCHW"):
         self.graph, self.batch, self.mode, self.update, self.dtype = graph, batch, mode, update, dtype
+        self.layout = layout
         self.training = mode != "eval"
         self.head = graph.loss
         for tensor, consumers in graph.consumers.items():
@@ -76,14 +78,19 @@ class Lowering:
         shape: Shape,
         *,
         dtype: str | None = None,
+        layout: str | None = None,
         view_of: str | None = None,
         channel: int = 0,
     ) -> str:
-        """Declare a tensor; a view of a view becomes a view of the storage. Returns `name`."""
+        """Declare a tensor; a view of a view becomes a view of the storage. Returns `name`.
+
+        Without `layout` images and filters have that of the program.
+        """
+        layout = layout or (self.layout if len(shape) == 4 else "NCHW")
         if view_of is not None:
             base = self.tensors[view_of]
             view_of, channel = base.storage, channel + base.channel
-        self.tensors[name] = TensorSpec(name, role, shape, dtype or self.dtype, "NCHW", view_of, channel)
+        self.tensors[name] = TensorSpec(name, role, shape, dtype or self.dtype, layout, view_of, channel)
         return name
 
     def value(self, tensor: str) -> str:
@@ -287,11 +294,12 @@ class Lowering:
 
     def _declare_step(self, mean: tuple[float, ...], std: tuple[float, ...], ahead: bool) -> None:
         self.persistent.append(self.tensor(STEP, "state", (STEP_BYTES,), dtype="uint8"))
-        images = self.tensor(IMAGES, "input", (self.batch, *self.graph.input_shape), dtype="uint8")
+        shape = (self.batch, *self.graph.input_shape)
+        images = self.tensor(IMAGES, "input", shape, dtype="uint8", layout="NCHW")  # as data sets have them
         if ahead:  # labels need not be: few bytes, and no op waits for them before the loss
             self.persistent.append(images)
         self.tensor(LABELS, "label", (self.batch,), dtype="int32")
-        data = self.tensor(self.graph.input, "act", (self.batch, *self.graph.input_shape))
+        data = self.tensor(self.graph.input, "act", shape)
         attrs = {"mean": list(mean), "std": list(std)}
         self.ops.append(
             Op("data.normalize", "input.normalize", self.graph.input, "forward", {"x": images}, {"y": data}, attrs)
@@ -350,6 +358,7 @@ def lower(
     dtype: str = "float32",
     ahead: bool = False,
     pool_indices: bool = False,
+    layout: str = "NCHW",
 ) -> Program:
     """The Program of `graph` for `batch` images.
 
@@ -361,6 +370,8 @@ def lower(
         ahead: whether the images of a run are fed during the run before it (see Program.ahead).
         pool_indices: maximum pools write down their winners in training, so that backward needs neither their x nor the
             y of a ReLU right below (see vdnn.layers.winners); results are the same bits.
+        layout: of images and filters, a key of vdnn.layers.tensor.MEMORY_ORDERS. Shapes stay logical; uploaded images
+            are NCHW in any case, and vectors are in the order of NCHW.
     """
     if batch < 1 or mode not in MODES:
         expected = f"a batch of 1 or more and one of {', '.join(MODES)}"
@@ -368,5 +379,5 @@ def lower(
     channels = graph.input_shape[0]
     if pool_indices and mode != "eval":
         graph = with_winners(graph)
-    lowering = Lowering(graph, batch, mode, update or Update(), dtype)
+    lowering = Lowering(with_layout(graph, layout), batch, mode, update or Update(), dtype, layout)
     return lowering.run(mean or (0.5,) * channels, std or (0.5,) * channels, ahead)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from vdnn.errors import ProgramError
-from vdnn.layers.tensor import TensorSpec
+from vdnn.layers.tensor import TensorSpec, extent
 
 PHASES = ("forward", "backward", "update")
 _SPEC = tuple(field.name for field in fields(TensorSpec))
@@ -31,6 +31,7 @@ class Op:
         reads, writes: argument name of the kernel → tensor name. A tensor in both is updated in place.
         attrs: constants of the call, JSON values only.
         accumulate: argument names among `writes` whose old content is added to (and so is read too).
+        slice_of: the name of the op of whose batch this one computes some images; None if it computes all.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Op:
     writes: Mapping[str, str]
     attrs: Mapping[str, Any] = field(default_factory=dict)
     accumulate: tuple[str, ...] = ()
+    slice_of: str | None = None
 
     def inputs(self) -> tuple[str, ...]:
         """Tensors whose present value the kernel uses, accumulated ones included, without repeats."""
@@ -97,6 +99,7 @@ class Program:
                     "writes": dict(op.writes),
                     "attrs": dict(op.attrs),
                     "accumulate": list(op.accumulate),
+                    "slice_of": op.slice_of,
                 }
                 for op in self.ops
             ],
@@ -124,36 +127,45 @@ class Program:
     def validate(self) -> None:
         """Raise ProgramError if an op reads a tensor never written, or one whose bytes another tensor has taken.
 
-        Channels are tracked one range at a time, so that the branches of a concatenation may fill one storage.
+        Images and channels are tracked one range of each at a time, so that the branches of a concatenation, or slices
+        of a batch, may fill one storage.
         """
-        holder: dict[str, list[tuple[int, int, str]]] = {}  # storage → [first channel, end channel, tensor]
+        holder: dict[str, list[tuple[range, range, str]]] = {}  # storage → images, channels, the tensor they hold
         written: set[str] = set()  # the others, wholes and parts, are read through the tensors that fill them
 
-        def span(name: str) -> tuple[int, int]:
+        def value(name: str) -> str:
+            return self.tensors[name].slice_of or name
+
+        def box(name: str) -> tuple[range, range]:
             spec = self.tensors[name]
-            root = self.tensors[spec.storage]
-            if spec.nbytes == root.nbytes:
-                return (0, root.shape[1] if len(root.shape) > 1 else 1)
-            return (spec.channel, spec.channel + spec.shape[1])
+            return extent(spec, self.tensors[spec.storage])
 
         def write(name: str) -> None:
-            written.add(name)
-            low, high = span(name)
-            parts = holder.get(self.storage(name), [])
-            left = [(a, min(b, low), t) for a, b, t in parts if a < low]
-            right = [(max(a, high), b, t) for a, b, t in parts if b > high]
-            holder[self.storage(name)] = [*left, (low, high, name), *right]
+            written.add(value(name))
+            images, channels = box(name)
+            left: list[tuple[range, range, str]] = []
+            for n, c, tensor in holder.get(self.storage(name), []):
+                both = _common(n, images)
+                if not both or not _common(c, channels):
+                    left.append((n, c, tensor))
+                    continue
+                others = (range(n.start, both.start), range(both.stop, n.stop))
+                sides = (range(c.start, channels.start), range(channels.stop, c.stop))
+                left += [(rest, c, tensor) for rest in others if rest]
+                left += [(both, rest, tensor) for rest in sides if rest]
+            holder[self.storage(name)] = [*left, (images, channels, value(name))]
 
         def held(name: str) -> bool:
-            low, high = span(name)
-            covered = 0
-            for a, b, t in holder.get(self.storage(name), []):
-                if a < high and b > low:
-                    # another tensor has replaced the value, or one of the same extent that of the parts
-                    if t != name and (name in written or self.tensors[t].nbytes == self.tensors[name].nbytes):
-                        return False
-                    covered += min(b, high) - max(a, low)
-            return covered == high - low
+            images, channels = box(name)
+            meant, covered = value(name), 0
+            for n, c, tensor in holder.get(self.storage(name), []):
+                area = len(_common(n, images)) * len(_common(c, channels))
+                # another tensor has replaced the value, or one of the same extent that of the parts
+                other = area and tensor != meant
+                if other and (meant in written or self.tensors[tensor].nbytes == self.tensors[meant].nbytes):
+                    return False
+                covered += area
+            return covered == len(images) * len(channels)
 
         for name in (*self.persistent, *self.feeds):
             write(name)
@@ -165,3 +177,8 @@ class Program:
                     raise ProgramError(f"op '{op.name}' reads '{name}', whose bytes hold another value by then")
             for name in op.writes.values():
                 write(name)
+
+
+def _common(a: range, b: range) -> range:
+    """The numbers in both."""
+    return range(max(a.start, b.start), min(a.stop, b.stop))

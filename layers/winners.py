@@ -27,10 +27,7 @@ def with_winners(graph: Graph) -> Graph:
             relus = _relus_below(graph, x)
             changed[node.name] = replace(layer, winners=True, masks=bool(relus))
             changed |= {name: Relu(masked_above=True) for name in relus}
-    made = Graph(graph.name, graph.input_shape, graph.classes)
-    for node in graph.nodes.values():
-        made.add(node.name, changed.get(node.name, node.layer), node.inputs)
-    return made
+    return graph.with_layers(changed)
 
 
 def _relus_below(graph: Graph, tensor: str) -> tuple[str, ...]:

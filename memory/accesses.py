@@ -125,9 +125,10 @@ class Accesses:
         """Every part of `region` holds the wanted version, surely written by now."""
         residency, now, clock = self.residency(region.storage), self.now, self._clocks[stream]
         residency.used_at[stream] = now
-        for cell, version in zip(residency.cells[region.first : region.end], wanted, strict=True):
+        for part, version in zip(region.parts, wanted, strict=True):
+            cell = residency.cells[part]
             if cell.version != version:
-                raise self._wrong(region, cell, version, residency.cells.index(cell))
+                raise self._wrong(region, cell, version, part)
             if cell.written_at > clock[cell.writer]:
                 raise self._unordered(cell.written_at, cell.writer, stream, f"{self._actor()} reads '{region.tensor}'")
             cell.read_at[stream] = now
@@ -136,7 +137,8 @@ class Accesses:
         """The parts of `region` get new versions, surely after every earlier access to them."""
         residency, now, clock = self.residency(region.storage), self.now, self._clocks[stream]
         residency.used_at[stream] = now
-        for cell, version in zip(residency.cells[region.first : region.end], versions, strict=True):
+        for part, version in zip(region.parts, versions, strict=True):
+            cell = residency.cells[part]
             if cell.written_at > clock[cell.writer]:
                 raise self._unordered(cell.written_at, cell.writer, stream, f"{self._actor()} writes '{region.tensor}'")
             for reader, read_at in enumerate(cell.read_at):

@@ -96,7 +96,7 @@ class Timing:
 
 def op_times(program: Program, costs: CostTable) -> Mapping[str, float]:
     """ms by op name under the algorithms chosen in `program`."""
-    return {op.name: costs.time_ms(op.name, op.attrs.get("algorithm")) for op in program.ops}
+    return {op.name: costs.run_ms(op, program) for op in program.ops}
 
 
 def simulate(plan: Plan, program: Program, costs: CostTable) -> Timing:

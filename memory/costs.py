@@ -5,9 +5,11 @@ table.fastest("conv1.forward", limit_bytes=64 * MIB).time_ms
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from vdnn.layers.op import Op, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,38 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """So many images by one candidate."""
+
+    images: int
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Parts that together are the batch, the largest first; they run one after another in one workspace."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def time_ms(self) -> float:
+        """The sum of their times."""
+        return sum(part.candidate.time_ms for part in self.parts)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The largest of their workspaces."""
+        return max(part.candidate.workspace_bytes for part in self.parts)
+
+
+class Options(NamedTuple):
+    """Candidates for some images of an op, fastest first; `complete` if none was left out for the memory it needs."""
+
+    candidates: tuple[Candidate, ...]
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class CopyRates:
     """Copies between device and host: GB/s (10^9 bytes) each way alone, their sum when both run, µs to start one."""
 
@@ -36,11 +70,21 @@ class CopyRates:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Candidates by op name, fastest first; `source` says on which GPU they were measured or by what modelled."""
+    """What ops and copies cost.
+
+    Args:
+        candidates: by op name, fastest first.
+        source: on which GPU they were measured, or by what modelled.
+        slices: candidates of a convolution, by its op's name, for fewer images than the batch; asking may measure them.
+            None where nothing is known of slices. No part of the JSON form.
+        given: what an earlier run has chosen and is to be used again, by op name.
+    """
 
     candidates: Mapping[str, tuple[Candidate, ...]]
     rates: CopyRates
     source: str
+    slices: Callable[[str, int], Options] | None = field(default=None, compare=False, repr=False)
+    given: Mapping[str, Candidate | Division] = field(default_factory=dict, compare=False, repr=False)
 
     def fastest(self, op: str, limit_bytes: int | None = None) -> Candidate:
         """The fastest candidate whose workspace fits in `limit_bytes`; the smallest one if none does."""
@@ -53,10 +97,18 @@ class CostTable:
 
     def time_ms(self, op: str, algorithm: str | None = None) -> float:
         """Time of `op` under `algorithm`; of its only candidate if None."""
-        options = self.candidates[op]
-        if algorithm is None:
-            return options[0].time_ms
-        return next(c.time_ms for c in options if c.algorithm == algorithm)
+        return _time_ms(self.candidates[op], algorithm)
+
+    def of(self, op: Op, program: Program) -> tuple[Candidate, ...]:
+        """Candidates of an op of a program with algorithms: of a slice, those for its number of images."""
+        if op.slice_of is None or op.name in self.candidates or self.slices is None:
+            return self.candidates[op.name]
+        images = next(s.shape[0] for s in (program.tensors[t] for t in op.reads.values()) if s.slice_of is not None)
+        return self.slices(op.slice_of, images).candidates
+
+    def run_ms(self, op: Op, program: Program) -> float:
+        """Time of `op` of a program with algorithms under its own."""
+        return _time_ms(self.of(op, program), op.attrs.get("algorithm"))
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes an equal table."""
@@ -71,3 +123,9 @@ class CostTable:
         """The table that `to_json` described."""
         options = {op: tuple(Candidate(**c) for c in rows) for op, rows in data["candidates"].items()}
         return cls(options, CopyRates(**data["rates"]), data["source"])
+
+
+def _time_ms(options: tuple[Candidate, ...], algorithm: str | None) -> float:
+    if algorithm is None:
+        return options[0].time_ms
+    return next(c.time_ms for c in options if c.algorithm == algorithm)

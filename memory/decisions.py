@@ -23,6 +23,14 @@ class Algorithm:
 
 
 @dataclass(frozen=True, slots=True)
+class Slice:
+    """So many images of an op's batch by one algorithm."""
+
+    images: int
+    algorithm: Algorithm
+
+
+@dataclass(frozen=True, slots=True)
 class Decisions:
     """The outcome of a policy.
 
@@ -31,6 +39,8 @@ class Decisions:
         offload: storages that leave for the host after their last reader in forward. All others stay while they are
             needed, and go as soon as no later op reads them.
         algorithms: chosen candidate by op name, for the ops that have more than one.
+        slices: of ops that run in slices of the batch, one after another: their images and algorithms, in order. Such
+            an op is not among `algorithms`.
         allocation: "layer": bytes are held from first to last use; "network": as a framework without liveness,
             every feature map for the whole step, gradients in the fewest buffers of the largest size, one workspace.
         join: "reuse": a stream waits for another when it needs its data or its bytes; "layer": as in the vDNN paper,
@@ -47,6 +57,7 @@ class Decisions:
     policy: str
     offload: tuple[str, ...] = ()
     algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
+    slices: Mapping[str, tuple[Slice, ...]] = field(default_factory=dict)
     allocation: str = "layer"
     join: str = "reuse"
     prefetch_bytes: int | None = None
@@ -64,8 +75,12 @@ class Decisions:
     def from_json(cls, data: Mapping[str, Any]) -> Decisions:
         """The decisions that `to_json` described."""
         algorithms = {op: Algorithm(**a) for op, a in data["algorithms"].items()}
-        rest = {"offload": tuple(data["offload"]), "notes": tuple(data["notes"]), "algorithms": algorithms}
-        return cls(**{**data, **rest})
+        slices = {
+            op: tuple(Slice(row["images"], Algorithm(**row["algorithm"])) for row in rows)
+            for op, rows in data["slices"].items()
+        }
+        lists = {"offload": tuple(data["offload"]), "notes": tuple(data["notes"])}
+        return cls(**{**data, **lists, "algorithms": algorithms, "slices": slices})
 
     def digest(self) -> str:
         """SHA-256 of the JSON form, hexadecimal."""

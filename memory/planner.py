@@ -24,9 +24,9 @@ from vdnn.memory.schedule import Action, Schedule, make_schedule
 from vdnn.memory.sync import synchronise
 from vdnn.units import format_bytes
 
-LOOK_WORK, TIDY_WORK = 250_000_000, 1_500_000
+LOOK_WORK, MOST_LOOK, TIDY_WORK = 250_000_000, 400_000, 1_500_000
 """Of the search for places where any height within the room will do: to look at a plan, divided by its number of
-blocks, as large plans are looked at no longer than small ones; and for the plan itself."""
+blocks, as large plans are looked at no longer than small ones, and at most; and for the plan itself."""
 ROUNDS, LOOK_ROUNDS = 4, 3
 """Tries at making room for fragmentation by postponing prefetches before a plan is called too large."""
 
@@ -146,7 +146,7 @@ def _try(planned: Program, decisions: Decisions, room: int | None, final: bool) 
     blocks = [Block(stay.start, stay.end, stay.nbytes) for stay in schedule.residencies]
     if room is not None and _is_paced(decisions):
         # copies paced to fill the room are worth no long search: less of them will fit too
-        return _Fit(schedule, *place(blocks, room, TIDY_WORK if final else LOOK_WORK // len(blocks)))
+        return _Fit(schedule, *place(blocks, room, TIDY_WORK if final else min(MOST_LOOK, LOOK_WORK // len(blocks))))
     return _Fit(schedule, *place(blocks))
 
 

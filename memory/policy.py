@@ -16,17 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vdnn.errors import BudgetError
 from vdnn.layers.op import Program
-from vdnn.memory.costs import Candidate, CostTable
-from vdnn.memory.decisions import Algorithm, Decisions
+from vdnn.memory.costs import Candidate, CostTable, Division
+from vdnn.memory.decisions import Algorithm, Decisions, Slice
 from vdnn.memory.liveness import storage_uses
-from vdnn.memory.passes import apply_decisions
+from vdnn.memory.passes import BY_IMAGE, apply_decisions, batch_of
 from vdnn.memory.plan import Plan
 from vdnn.memory.planner import persistent_places, plan_program
 from vdnn.memory.refine import refine
 from vdnn.memory.schedule import live_bytes
+from vdnn.memory.slices import quickest
 from vdnn.units import format_bytes
 
 MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL = "memory-optimal", "performance-optimal"
@@ -49,6 +51,7 @@ class Budget:
         join, prefetch_bytes, guard_bytes: as in Decisions.
         shared: places and end of the persistent section, where another plan of the same slab has fixed them.
         paper: whether dyn is the paper's search and nothing more.
+        slices: whether convolutions may run in slices of the batch, where a faster algorithm then has room.
     """
 
     device_bytes: int | None = None
@@ -60,6 +63,7 @@ class Budget:
     guard_bytes: int = 0
     shared: tuple[Mapping[str, int], int] | None = None
     paper: bool = False
+    slices: bool = False
 
     def persistent(self, program: Program) -> tuple[Mapping[str, int], int]:
         """Places and end of the persistent section for `program`."""
@@ -90,8 +94,44 @@ def offloadable(program: Program, kinds: Iterable[str]) -> tuple[str, ...]:
 
 def choose(program: Program, pick: Callable[[str], Candidate]) -> dict[str, Algorithm]:
     """The picked candidate of every op; "default" is what an op without a choice has, and needs no mention."""
+    found: dict[str, Algorithm] = _choices(program, pick)["algorithms"]
+    return found
+
+
+def _choices(program: Program, pick: Callable[[str], Candidate | Division]) -> dict[str, Any]:
+    """The fields `algorithms` and `slices` of Decisions, by what is picked for every op."""
     picked = {op.name: pick(op.name) for op in program.ops}
-    return {n: Algorithm(c.algorithm, c.workspace_bytes) for n, c in picked.items() if c.algorithm != "default"}
+    whole = {name: found for name, found in picked.items() if isinstance(found, Candidate)}
+    slices = {
+        name: tuple(Slice(part.images, _algorithm(part.candidate)) for part in found.parts)
+        for name, found in picked.items()
+        if isinstance(found, Division)
+    }
+    return {
+        "algorithms": {name: _algorithm(found) for name, found in whole.items() if found.algorithm != "default"},
+        "slices": slices,
+    }
+
+
+def _algorithm(candidate: Candidate) -> Algorithm:
+    return Algorithm(candidate.algorithm, candidate.workspace_bytes)
+
+
+def _within(
+    program: Program, costs: CostTable, budget: Budget, room: Callable[[str], int | None]
+) -> Callable[[str], Candidate | Division]:
+    """Picks the fastest way to run an op with the workspace that `room` gives it."""
+    batches = {op.name: batch_of(op, program) for op in program.ops if op.kind in BY_IMAGE}
+
+    def pick(op: str) -> Candidate | Division:
+        if op in costs.given:
+            return costs.given[op]
+        limit = room(op)
+        if not budget.slices or op not in batches:
+            return costs.fastest(op, limit)
+        return quickest(costs, op, batches[op], limit)
+
+    return pick
 
 
 def base(program: Program, costs: CostTable, budget: Budget) -> Decisions:
@@ -125,14 +165,14 @@ def dyn(program: Program, costs: CostTable, budget: Budget) -> Decisions:
     notes = (story, *_over_limit(decisions.algorithms, budget.workspace_bytes))
     chosen = replace(decisions, policy="dyn", notes=notes)
     if budget.paper or budget.device_bytes is None or not chosen.offload:
-        return chosen
+        return _tell_slices(chosen)
     options = [chosen]
     if budget.algorithms == PERFORMANCE_OPTIMAL:
         largest = max(program.tensors[storage].nbytes for storage in chosen.offload)
         for share in SPARES:  # less workspace leaves copies more room
             slower = _step_down(program, costs, budget, chosen, share * largest)
             options += [slower] if slower is not None else []
-    return refine(program, costs, options, budget.device_bytes, budget.persistent(program))
+    return _tell_slices(refine(program, costs, options, budget.device_bytes, budget.persistent(program)))
 
 
 POLICIES: Mapping[str, Policy] = {"base": base, "none": none, "all": all_, "conv": conv, "dyn": dyn}
@@ -173,17 +213,17 @@ def smallest_budget(program: Program, costs: CostTable, budget: Budget, decision
 
 def _static(name: str, program: Program, costs: CostTable, budget: Budget, offload: tuple[str, ...]) -> Decisions:
     if budget.algorithms == MEMORY_OPTIMAL:
-        algorithms = choose(program, costs.smallest)
+        choices = _choices(program, lambda op: costs.given.get(op) or costs.smallest(op))
     else:
-        algorithms = choose(program, lambda op: costs.fastest(op, budget.workspace_bytes))
+        choices = _choices(program, _within(program, costs, budget, lambda op: budget.workspace_bytes))
     return Decisions(
         name,
         offload,
-        algorithms,
+        **choices,
         join=budget.join,
         prefetch_bytes=budget.prefetch_bytes,
         guard_bytes=budget.guard_bytes,
-        notes=_over_limit(algorithms, budget.workspace_bytes),
+        notes=_over_limit(choices["algorithms"], budget.workspace_bytes),
     )
 
 
@@ -241,6 +281,8 @@ def _step_down(
 ) -> Decisions | None:
     """`decisions` with, for every convolution, the fastest algorithm whose workspace fits beside what is live then.
 
+    If `budget.slices`, the whole batch competes with slices of it, each by the fastest algorithm that fits.
+
     Args:
         spare_bytes: left free by every workspace that can be chosen so.
     """
@@ -255,11 +297,11 @@ def _step_down(
     for attempt in range(STEPS):
         limit = room if attempt < STEPS - 1 else 0
 
-        def pick(op: str, limit: int = limit) -> Candidate:
+        def beside(op: str, limit: int = limit) -> int:
             most = limit - spare_bytes - live[position[op]]
-            return costs.fastest(op, most if budget.workspace_bytes is None else min(most, budget.workspace_bytes))
+            return most if budget.workspace_bytes is None else min(most, budget.workspace_bytes)
 
-        stepped = replace(decisions, algorithms=choose(program, pick))
+        stepped = replace(decisions, **_choices(program, _within(program, costs, budget, beside)))
         try:
             plan = plan_program(program, stepped, budget.device_bytes, *persistent)
         except BudgetError as error:
@@ -267,6 +309,14 @@ def _step_down(
             continue
         return stepped if budget.host_bytes is None or plan.host_bytes <= budget.host_bytes else None
     return None
+
+
+def _tell_slices(decisions: Decisions) -> Decisions:
+    if not decisions.slices:
+        return decisions
+    count = len(decisions.slices)
+    note = f"{count} convolution{'s run' if count > 1 else ' runs'} in slices of the batch: faster algorithms then fit"
+    return replace(decisions, notes=(*decisions.notes, note))
 
 
 def _story(chosen: str, how: str, tried: list[str]) -> str:

@@ -17,9 +17,10 @@ from vdnn.memory.clock import Timing, simulate
 from vdnn.memory.costs import CostTable
 from vdnn.memory.decisions import Decisions
 from vdnn.memory.paper_count import paper_count
-from vdnn.memory.passes import WORKSPACE, is_workspace
+from vdnn.memory.passes import WORKSPACE, batch_of, is_workspace
 from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, align
 from vdnn.memory.prefetch import layer_passes
+from vdnn.memory.slices import describe
 
 CATEGORIES = ("weights", "feature_maps", "gradient_maps", "workspace", "other")
 _BY_ROLE = {"weight": "weights", "act": "feature_maps", "grad": "gradient_maps"}
@@ -47,7 +48,10 @@ class Stay:
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """One layer: most bytes live in its forward and backward pass, its offloaded inputs, algorithms, time."""
+    """One layer: most bytes live in its forward and backward pass, its offloaded inputs, algorithms, time.
+
+    An algorithm by kind of op; of an op in slices a text such as "4 x 64 images with WINOGRAD".
+    """
 
     layer: str
     kind: str
@@ -297,6 +301,7 @@ def _layer_rows(
     leaving = {i: step for i, step in enumerate(plan.steps) if isinstance(step, CopyOut)}
     after = sorted(leaving)
     rows: dict[str, dict[str, Any]] = {}
+    sliced: dict[tuple[str, str], list[tuple[int, str]]] = {}
     for op in program.ops:
         row = rows.setdefault(
             op.layer,
@@ -309,7 +314,10 @@ def _layer_rows(
             row["ws"] = max(row["ws"], program.tensors[op.writes[WORKSPACE]].nbytes)
         span = timing.spans[i]
         row["ms"] += span[1] - span[0] if span else 0.0
-        if "algorithm" in op.attrs:
+        if op.slice_of is not None:
+            sliced.setdefault((op.layer, op.kind), []).append((batch_of(op, program), op.attrs["algorithm"]))
+            row["alg"][op.kind] = describe(sliced[op.layer, op.kind])
+        elif "algorithm" in op.attrs:
             row["alg"][op.kind] = op.attrs["algorithm"]
     order = sorted((i, op.layer) for op in program.ops for i in (launched[op.name],))
     rank = 0

@@ -194,7 +194,7 @@ class _Check(Accesses):
         for region, wanted in reads:
             self.read(region, wanted, stream)
         for region in writes:
-            self.write(region, [version] * (region.end - region.first), stream)
+            self.write(region, [version] * len(region.parts), stream)
 
     def _copy_out(self, step: CopyOut) -> None:
         stream, storage = self.enter(step.stream), step.storage
@@ -242,7 +242,7 @@ class _Check(Accesses):
         self._once("feed", step.tensor)
         self._stage(step)
         region, version = self.versions.feeds[step.tensor]
-        self.write(region, [version] * (region.end - region.first), stream)
+        self.write(region, [version] * len(region.parts), stream)
 
     def _fetch(self, step: Fetch) -> None:
         stream = self.enter(step.stream)

@@ -54,11 +54,11 @@ class Source:
     layout: str = "NCHW"
 
 
-def backend_source(backend: Backend) -> Source:
-    """What the machine at hand measures, or the simulated one models."""
+def backend_source(backend: Backend, layout: str = "NCHW") -> Source:
+    """What the machine at hand measures, or the simulated one models, for programs in `layout`."""
     caps = backend.caps
     modelled = not caps.measured_costs
-    return Source(backend.candidates, caps.cost_source.partition(";")[0], modelled, caps.precision)
+    return Source(backend.candidates, caps.cost_source.partition(";")[0], modelled, caps.precision, layout)
 
 
 def table_source(table: AlgorithmTable) -> Source:

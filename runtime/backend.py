@@ -130,6 +130,9 @@ class Backend(Protocol):
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
         """The algorithms for `op` with their workspaces; times are estimates unless measured."""
 
+    def knows_all(self, op: Op, program: Program) -> bool:
+        """Whether `candidates` has left out no algorithm of `op` because it needs more memory than there is."""
+
     def held_bytes(self) -> int:
         """What the process holds on the device as the system sees it, slab included; 0 where only the slab counts."""
 

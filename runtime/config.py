@@ -202,7 +202,9 @@ class MemoryConfig(Section):
     prefetch_limit: Bytes | None = Field(default=None, description=_BYTES)
     candidates: Literal["all", "named"] = Field(default="all", description="all or named")
     pool_indices: bool = Field(default=True, description="true or false")
+    layout: Literal["nchw", "nhwc"] = Field(default="nchw", description="nchw or nhwc")
     paper_search: bool = Field(default=False, description="true or false")
+    slices: bool | None = Field(default=None, description="true, false, or null")
 
 
 class EvaluateConfig(Section):

@@ -52,6 +52,7 @@ def open_device(
     order: tuple[str, ...] | None = None,
     precision: str = "fp32",
     candidates: str = "all",
+    layout: str = "NCHW",
     progress: Callable[[str], None] | None = None,
 ) -> tuple[Backend, str]:
     """The backend for "auto", "cpu", "cuda" or "simulated", and why it is this one.
@@ -62,6 +63,7 @@ def open_device(
         poison, copy_repeats, order: debug options; copies are repeated on a GPU, an order of streams is for the cpu.
         precision: of products on a GPU; the others know fp32 alone (Caps.precision says what came of it).
         candidates: "all", or "named" for cuDNN's named algorithms only, on a GPU.
+        layout: of the programs to come, "NCHW" or "NHWC", under which a GPU's measured algorithms are kept.
         progress: told in words what takes long.
     """
     described = load_profile(profile or DEFAULT_PROFILE)  # a wrong name is an error on every device
@@ -79,6 +81,7 @@ def open_device(
                 copy_repeats=copy_repeats,
                 precision=precision,
                 candidates=candidates,
+                layout=layout,
                 progress=progress,
             )
             return backend, f"{device}: {driver.finding}"

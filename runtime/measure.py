@@ -66,6 +66,6 @@ def _scaled(
 ) -> CostTable:
     table = dict(costs.candidates)
     for op in program.ops:
-        ratio = factor * measured_ms[op.name] / costs.time_ms(op.name, op.attrs.get("algorithm"))
-        table[op.name] = tuple(replace(c, time_ms=c.time_ms * ratio) for c in costs.candidates[op.name])
+        ratio = factor * measured_ms[op.name] / costs.run_ms(op, program)
+        table[op.name] = tuple(replace(c, time_ms=c.time_ms * ratio) for c in costs.of(op, program))
     return replace(costs, candidates=table, source=f"measured on this {where}")

@@ -15,18 +15,19 @@ from vdnn.errors import BudgetError
 from vdnn.layers.graph import Graph
 from vdnn.layers.lower import Update, lower
 from vdnn.layers.op import Program
-from vdnn.memory.costs import CostTable
+from vdnn.memory.costs import Candidate, CostTable, Division, Part
 from vdnn.memory.decisions import Decisions
-from vdnn.memory.passes import apply_decisions
+from vdnn.memory.passes import BY_IMAGE, apply_decisions, batch_of
 from vdnn.memory.plan import Plan
 from vdnn.memory.planner import persistent_places
 from vdnn.memory.policy import PERFORMANCE_OPTIMAL, Budget, make_plan
+from vdnn.memory.slices import describe, parse
 from vdnn.memory.verify import verify
 
 Key = tuple[str, int]
 """(mode, images): ("train", 64), ("eval", 16), ("first", 32)."""
 Algorithms = Mapping[str, Mapping[str, str]]
-"""Chosen algorithm by op, by plan ("train/64")."""
+"""Chosen algorithm, or slices in the words of vdnn.memory.slices, by op, by plan (see `plan_name`)."""
 Instead = Callable[[Program, CostTable, str, Budget], tuple[Decisions, Plan]]
 """What is planned for a program, its costs, a policy and a budget in which that policy does not fit."""
 
@@ -53,6 +54,7 @@ class PlanSet:
     plans: Mapping[Key, Planned]
     persistent: Program
     notes: tuple[str, ...] = ()
+    layout: str = "NCHW"
 
     def __getitem__(self, key: Key) -> Planned:
         return self.plans[key]
@@ -80,9 +82,20 @@ class PlanSet:
     def algorithms(self) -> dict[str, dict[str, str]]:
         """The choices of every plan, for a checkpoint."""
         return {
-            f"{mode}/{images}": {op: a.name for op, a in p.decisions.algorithms.items()}
-            for (mode, images), p in self.plans.items()
+            plan_name(key, self.layout): {
+                **{op: chosen.name for op, chosen in p.decisions.algorithms.items()},
+                **{
+                    op: describe((row.images, row.algorithm.name) for row in rows)
+                    for op, rows in p.decisions.slices.items()
+                },
+            }
+            for key, p in self.plans.items()
         }
+
+
+def plan_name(key: Key, layout: str) -> str:
+    """The name under which algorithms are recorded: "train/64", in another layout than NCHW "train/64/NHWC"."""
+    return "/".join((key[0], str(key[1]), *([layout] if layout != "NCHW" else [])))
 
 
 def largest(refusals: Sequence[BudgetError]) -> BudgetError | None:
@@ -106,12 +119,13 @@ def step_parts(images: int, micro: int) -> list[Key]:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How programs of a run are lowered: the optimiser, the normalisation of images, and what pools keep."""
+    """How programs of a run are lowered: the optimiser, the normalisation of images, what pools keep, the layout."""
 
     update: Update
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     pool_indices: bool = False
+    layout: str = "NCHW"
 
     def lower(self, graph: Graph, key: Key) -> Program:
         """The program of `graph` for one key; what trains gets its images a run ahead."""
@@ -126,6 +140,7 @@ class Recipe:
             std=self.std,
             ahead=ahead,
             pool_indices=self.pool_indices,
+            layout=self.layout,
         )
 
 
@@ -155,9 +170,9 @@ def build_plans(
     refusals: list[BudgetError] = []
     for key, program in programs.items():
         costs = costs_of(program)
-        kept = (recorded or {}).get(f"{key[0]}/{key[1]}")
+        kept = (recorded or {}).get(plan_name(key, recipe.layout))
         if kept:
-            costs, lost = _only(costs, kept)
+            costs, lost = _only(program, costs, kept)
             notes += [f"{key[0]}/{key[1]}: {sentence}" for sentence in lost]
         name = policy if key[0] != "eval" else "dyn" if budget.algorithms == PERFORMANCE_OPTIMAL else "none"
         refusal: BudgetError | None = None
@@ -175,18 +190,32 @@ def build_plans(
     worst = largest(refusals)
     if worst is not None:
         raise worst
-    return PlanSet(plans, whole, tuple(notes))
+    return PlanSet(plans, whole, tuple(notes), recipe.layout)
 
 
-def _only(costs: CostTable, kept: Mapping[str, str]) -> tuple[CostTable, list[str]]:
-    """`costs` with the recorded algorithm as the only candidate of each op, and what is no candidate any more."""
-    table, lost = dict(costs.candidates), []
-    for op, algorithm in kept.items():
-        same = tuple(c for c in table.get(op, ()) if c.algorithm == algorithm)
-        if same:
-            table[op] = same
-        else:
-            lost.append(
-                f"op '{op}' ran with {algorithm} before, which is not available here: results may round otherwise"
-            )
-    return replace(costs, candidates=table), lost
+def _only(program: Program, costs: CostTable, kept: Mapping[str, str]) -> tuple[CostTable, list[str]]:
+    """`costs` with what was recorded as the only choice of each op, and what is no choice any more."""
+    table, given = dict(costs.candidates), dict(costs.given)
+    lost = []
+    batches = {op.name: batch_of(op, program) for op in program.ops if op.kind in BY_IMAGE}
+    for op, words in kept.items():
+        found = _recorded(costs, op, words, batches.get(op, 0))
+        if found is None:
+            lost.append(f"op '{op}' ran with {words} before, which is not available here: results may round otherwise")
+            continue
+        given[op] = found
+        if isinstance(found, Candidate):
+            table[op] = (found,)
+    return replace(costs, candidates=table, given=given), lost
+
+
+def _recorded(costs: CostTable, op: str, words: str, batch: int) -> Candidate | Division | None:
+    """The choice of `op` that `words` name; None if it is not among its costs."""
+    rows = parse(words, batch) if costs.slices is not None else None
+    if rows is None or costs.slices is None:
+        return next((c for c in costs.candidates.get(op, ()) if c.algorithm == words), None)
+    parts: list[Part] = []
+    for images, algorithm in rows:
+        options = costs.slices(op, images).candidates
+        parts += [Part(images, c) for c in options if c.algorithm == algorithm][:1]
+    return Division(tuple(parts)) if len(parts) == len(rows) else None

@@ -9,16 +9,19 @@ Nothing is allocated and nothing is written here; a budget that cannot be kept i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from vdnn.errors import BudgetError, ConfigError
 from vdnn.layers.graph import Graph
 from vdnn.layers.lower import Update
 from vdnn.layers.op import Program
 from vdnn.memory.clock import simulate
-from vdnn.memory.costs import CostTable
+from vdnn.memory.costs import Candidate, CostTable, Options
+from vdnn.memory.passes import batch_of, slice_op
 from vdnn.memory.policy import Budget
 from vdnn.memory.report import Report, make_report
+from vdnn.memory.slices import step_of
 from vdnn.networks import build
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.config import Config
@@ -82,14 +85,28 @@ class Prepared:
 
 def backend_costs(backend: Backend, program: Program, deterministic: bool = False) -> CostTable:
     """Every op's candidates as `backend` tells them; with `deterministic` only those that give equal bits every run."""
-    table = {op.name: backend.candidates(op, program) for op in program.ops}
-    if deterministic:
-        table = {name: tuple(c for c in options if c.deterministic) for name, options in table.items()}
+
+    def wanted(options: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+        return tuple(c for c in options if c.deterministic) if deterministic else options
+
+    ops = {op.name: op for op in program.ops}
+
+    @cache
+    def slices(name: str, images: int) -> Options:
+        op, tensors = ops[name], dict(program.tensors)
+        batch = batch_of(op, program)
+        if images < batch:
+            # not the first slice: those after it add to sums, and lie where loads may have to be narrower
+            op = slice_op(op, tensors, step_of(batch), images)
+        part = replace(program, tensors=tensors)
+        return Options(wanted(backend.candidates(op, part)), backend.knows_all(op, part))
+
+    table = {name: wanted(backend.candidates(op, program)) for name, op in ops.items()}
     for name, options in table.items():
         if not options:
             kind = "deterministic algorithm" if deterministic else "algorithm"
             raise ConfigError(f"op '{name}': no {kind} on {backend.caps.name} within the memory limit", key="limit")
-    return CostTable(table, backend.caps.rates, backend.caps.cost_source)
+    return CostTable(table, backend.caps.rates, backend.caps.cost_source, slices)
 
 
 def make_budget(config: Config, backend: Backend, reserve_bytes: int | None = None) -> Budget:
@@ -115,6 +132,7 @@ def make_budget(config: Config, backend: Backend, reserve_bytes: int | None = No
         prefetch_bytes=memory.prefetch_limit,
         guard_bytes=GUARD_BYTES if config.debug.poison else 0,
         paper=memory.paper_search,
+        slices=memory.slices if memory.slices is not None else memory.policy == "dyn" and not memory.paper_search,
     )
 
 
@@ -125,11 +143,11 @@ def stated_bytes(budget: Budget) -> int:
 
 
 def make_recipe(config: Config, source: Source | None = None) -> Recipe:
-    """The optimiser of `config`, the normalisation that `source` asks for, and what pools keep for backward."""
+    """The optimiser of `config`, the normalisation that `source` asks for, what pools keep, and the layout."""
     optimizer = config.optimizer
     update = Update(optimizer.momentum, optimizer.nesterov, optimizer.weight_decay, optimizer.decay_bias_and_norm)
     mean, std = (source.mean, source.std) if source is not None else (None, None)
-    return Recipe(update, mean, std, config.memory.pool_indices)
+    return Recipe(update, mean, std, config.memory.pool_indices, config.memory.layout.upper())
 
 
 def make_steps(config: Config, source: Source) -> Steps:
@@ -174,6 +192,7 @@ def prepare(
         order=order,
         precision=config.precision,
         candidates=config.memory.candidates,
+        layout=config.memory.layout.upper(),
         progress=progress,
     )
     budget = make_budget(config, backend, reserve_bytes)

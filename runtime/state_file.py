@@ -33,7 +33,7 @@ class State(TypedDict):
 
     network: its name. step: updates done. epoch: epochs completed. position: images of the current epoch already used.
     seed: of weights, order and dropout. schedule: the schedule section of the configuration. algorithms: the chosen
-    algorithm by plan and op. config: the whole configuration (Config.model_dump(mode="json")).
+    algorithm, or slices in words, by plan and op. config: the whole configuration (Config.model_dump(mode="json")).
     """
 
     network: str

@@ -22,6 +22,7 @@ from typing import Any
 from vdnn.errors import ConfigError
 from vdnn.layers.op import Op, Program
 from vdnn.memory.clock import BUSY, Timing
+from vdnn.memory.passes import batch_of
 from vdnn.memory.plan import STREAMS, Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Step
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.files import write_file
@@ -199,6 +200,8 @@ def _stream_events(plan: Plan, program: Program, timing: Timing) -> Iterator[Eve
             args: dict[str, Any] = {"layer": op.layer, "phase": op.phase, "kind": op.kind, "bytes": nbytes}
             if "algorithm" in op.attrs:
                 args["algorithm"] = op.attrs["algorithm"]
+            if op.slice_of is not None:
+                args["images"] = batch_of(op, program)
             yield Event(op.name, step.stream, start_us, end_us, args)
         elif isinstance(step, (CopyOut, CopyIn, Feed, Fetch)):
             name = step.storage if isinstance(step, (CopyOut, CopyIn)) else step.tensor

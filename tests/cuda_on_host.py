@@ -101,7 +101,7 @@ class Host:
         return memory
 
 
-def array_of(array: NDArray[Any]) -> DeviceArray:
+def array_of(array: NDArray[Any], layout: str = "NCHW") -> DeviceArray:
     """`array` as the cuda backend sees it."""
     strides = tuple(step // array.itemsize for step in array.strides)
-    return DeviceArray(array.ctypes.data, array.shape, strides, str(array.dtype), array.nbytes)
+    return DeviceArray(array.ctypes.data, array.shape, strides, str(array.dtype), array.nbytes, layout)

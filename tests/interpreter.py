@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vdnn.layers import Op, Program
+from vdnn.layers import Op, Program, TensorSpec
 from vdnn.runtime.backends.cpu.geometry import OPERANDS, algorithms, workspace_bytes
 from vdnn.runtime.backends.cpu.kernels import KERNELS
 from vdnn.runtime.step import new_step
@@ -58,9 +58,8 @@ class Run:
         for name, spec in program.tensors.items():
             if spec.view_of is not None:
                 continue
-            self.storages[name] = garbage(spec.shape, spec.dtype)
-            if place is not None:
-                self.storages[name] = place(spec.nbytes).view(spec.dtype).reshape(spec.shape)
+            memory = garbage(spec.shape, spec.dtype) if place is None else place(spec.nbytes).view(spec.dtype)
+            self.storages[name] = laid_out(memory, spec)
             if name in program.persistent:
                 self.storages[name][...] = initial(name, spec.shape, rng)
         self.storages.update(shared or {})
@@ -78,7 +77,12 @@ class Run:
             if op.phase == phase:
                 if before is not None:
                     before(op, arrays)
-                KERNELS[op.kind](op, **arrays)
+                self.launch(op, arrays)
+
+    @staticmethod
+    def launch(op: Op, arrays: Mapping[str, Array]) -> None:
+        """Run one op."""
+        KERNELS[op.kind](op, **arrays)
 
     def loss(self) -> float:
         """Mean over images of the sum of all heads, each by its weight."""
@@ -90,7 +94,9 @@ class Run:
         spec = self.program.tensors[name]
         root = self.storages[spec.storage]
         if root.size == prod(spec.shape):
-            return root.reshape(spec.shape)
+            view = root.reshape(spec.shape)
+            assert np.shares_memory(view, root), f"{name} is no view of {spec.storage}"
+            return view
         if root.ndim == len(spec.shape):
             return root[:, spec.channel : spec.channel + spec.shape[1]]
         return root[:, spec.channel : spec.channel + prod(spec.shape[1:])].reshape(spec.shape)
@@ -103,6 +109,14 @@ class Run:
             arrays["workspace"] = garbage((workspace_bytes(op, self.program, chosen),), "uint8")
             op = replace(op, attrs={**op.attrs, "algorithm": chosen})
         return op, arrays
+
+
+def laid_out(memory: Array, spec: TensorSpec) -> Array:
+    """`memory` in the logical shape of a storage, whose numbers lie there as its layout says."""
+    if spec.layout == "NCHW":
+        return memory.reshape(spec.shape)
+    n, c, h, w = spec.shape
+    return memory.reshape(n, h, w, c).transpose(0, 3, 1, 2)
 
 
 def initial(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array:

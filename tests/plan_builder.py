@@ -31,11 +31,13 @@ from vdnn.layers import (
     Update,
     lower,
 )
+from vdnn.memory.decisions import Algorithm, Decisions, Slice
+from vdnn.memory.passes import BY_IMAGE, apply_decisions
 from vdnn.memory.plan import STREAMS, Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Record, Step, Wait, align
 
 
 def random_program(random: Random, layers: int = 6) -> Program:
-    """A small network of two images of 4x4, with forks, sums, concatenations and workspaces."""
+    """A small network of two images of 4x4, with forks, sums, concatenations, workspaces and convolutions in slices."""
     graph = Graph("random", (2, 4, 4), classes=3)
     ends = [graph.add("first", Conv(4, 3, padding=1), graph.input)]
     for i in range(layers):
@@ -70,7 +72,15 @@ def random_program(random: Random, layers: int = 6) -> Program:
     graph.add("loss", SoftmaxLoss(), graph.add("fc", Linear(3), x))
     mode = random.choice(("train", "train", "train", "eval", "first", "last"))
     update = Update(momentum=random.choice((0.0, 0.9)))
-    return with_workspaces(lower(graph, 2, mode, update=update, ahead=random.random() < 0.5), random)
+    program = lower(graph, 2, mode, update=update, ahead=random.random() < 0.5)
+    return with_workspaces(sliced(program, random), random)
+
+
+def sliced(program: Program, random: Random) -> Program:
+    """`program` with some of its convolutions image by image."""
+    images = (Slice(1, Algorithm("ANY")),) * program.batch
+    chosen = {op.name: images for op in program.ops if op.kind in BY_IMAGE and random.random() < 0.25}
+    return apply_decisions(program, Decisions("random", slices=chosen))
 
 
 def with_workspaces(program: Program, random: Random) -> Program:
@@ -101,7 +111,8 @@ def shrunk(program: Program, random: Random) -> Program:
         if spec.nbytes != root.nbytes:
             low, high = ends.index(spec.channel), ends.index(spec.channel + spec.shape[1])
         size = tensors[root.name].shape[2] if root.name in tensors else random.randint(1, 300)
-        tensors[name] = TensorSpec(name, spec.role, (2, high - low, size), "uint8", view_of=spec.view_of, channel=low)
+        images = 2 if spec.slice_of is None else 1
+        tensors[name] = replace(spec, shape=(images, high - low, size), dtype="uint8", channel=low)
     return replace(program, tensors=tensors, batch=2)
 
 

@@ -55,13 +55,13 @@ class Lab:
     """One network with weights and images: of every step in `feeds`, and in `after` those of a step that never comes.
 
     Args:
-        network, options: for `build`.
+        network, options: for `build`; or a graph.
         steps: training steps that a run takes.
         narrow: convolutions have this many times fewer filters; layers and forks stay.
     """
 
-    def __init__(self, network: str, batch: int, *, steps: int = 1, narrow: int = 1, **options: Any):
-        self.graph = narrowed(build(network, **options), narrow)
+    def __init__(self, network: str | Graph, batch: int, *, steps: int = 1, narrow: int = 1, **options: Any):
+        self.graph = narrowed(network if isinstance(network, Graph) else build(network, **options), narrow)
         self.program = lower(self.graph, batch, update=Update(momentum=0.9, weight_decay=5e-4), ahead=True)
         self.costs = backend_costs(CpuBackend(), self.program)
         self.weights = init_parameters(self.graph, seed=1)
@@ -200,7 +200,8 @@ def _array(spec: TensorSpec, root: TensorSpec, storages: Mapping[str, Bytes]) ->
     whole = storages[root.name].view(spec.dtype)
     if spec.nbytes == root.nbytes:
         return whole.reshape(spec.shape)
-    return whole.reshape(root.shape)[:, spec.channel : spec.channel + spec.shape[1]]
+    images = whole.reshape(root.shape)[spec.image : spec.image + spec.shape[0]]
+    return images[:, spec.channel : spec.channel + spec.shape[1]]
 
 
 def _words(array: Bytes) -> Bytes:

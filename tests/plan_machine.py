@@ -58,7 +58,7 @@ def part(spec: TensorSpec, root: TensorSpec, held: Numbers) -> Numbers:
     if spec.nbytes == root.nbytes:
         return held
     images = held.reshape(root.shape[0], root.shape[1], -1)
-    return images[:, spec.channel : spec.channel + spec.shape[1]]
+    return images[spec.image : spec.image + spec.shape[0], spec.channel : spec.channel + spec.shape[1]]
 
 
 def compute(op: Op, program: Program, view: Callable[[str], Numbers]) -> tuple[bytes, ...]:

@@ -59,10 +59,11 @@ def test_kernels_agree_with_the_cpu(kind: str) -> None:
     assert failures == []
 
 
+@pytest.mark.parametrize("layout", ["channels", "channels of NHWC"])
 @pytest.mark.parametrize("kind", CASES)
-def test_the_order_of_threads_and_blocks_changes_nothing(kind: str) -> None:
+def test_the_order_of_threads_and_blocks_changes_nothing(kind: str, layout: str) -> None:
     falling = Host(falling=True)
-    assert [case.name for case in CASES[kind] if difference(case, "channels", falling)] == []
+    assert [case.name for case in CASES[kind] if difference(case, layout, falling)] == []
 
 
 def test_every_kernel_is_run() -> None:
@@ -116,7 +117,7 @@ def far_apart(array: Array) -> Array:
 FAR = [
     next(case for case in cases if all(len(v) == 2 for a, v in {**case.reads, **case.writes}.items() if a in BATCHED))
     for kind, cases in CASES.items()
-    if kind not in ("sgd.update", "batchnorm.update_stats")
+    if kind not in ("sgd.update", "batchnorm.update_stats", "layout.transform")
 ]
 
 
@@ -213,10 +214,11 @@ def everything() -> Graph:
     return g
 
 
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize(("mode", "indices"), [("train", False), ("train", True), ("last", True), ("eval", False)])
-def test_a_whole_step_agrees_with_the_cpu(mode: str, indices: bool) -> None:
+def test_a_whole_step_agrees_with_the_cpu(mode: str, indices: bool, layout: str) -> None:
     update = Update(momentum=0.9, weight_decay=1e-3)
-    program = lower(everything(), 6, mode, update=update, pool_indices=indices)
+    program = lower(everything(), 6, mode, update=update, pool_indices=indices, layout=layout)
     assert indices is any("indices" in op.reads for op in program.ops)
     on_cpu, on_gpu, kernels = Run(program, 4), Run(program, 4), HostKernels()
     for phase in PHASES:
@@ -228,11 +230,13 @@ def test_a_whole_step_agrees_with_the_cpu(mode: str, indices: bool) -> None:
             continue
         if op.kind in ("conv.forward", "linear.forward"):  # the product alone, as a library computes it
             KERNELS[op.kind](op, **{name: array for name, array in arrays.items() if name != "b"})
-        scratch = np.zeros(workspace_bytes(op.kind, {a: v.shape for a, v in arrays.items()}), np.uint8)
-        placed = {name: array_of(array) for name, array in (*arrays.items(), ("workspace", scratch))}
-        kernel(op, placed, kernels, None)
+        scratch = np.zeros(workspace_bytes(op.kind, {a: v.shape for a, v in arrays.items()}, layout), np.uint8)
+        layouts = {a: program.tensors[t].layout for a, t in {**op.reads, **op.writes}.items()}
+        placed = {name: array_of(array, layouts[name]) for name, array in arrays.items() if name != "workspace"}
+        kernel(op, {**placed, "workspace": array_of(scratch)}, kernels, None)
     for name, array in on_cpu.storages.items():
         wanted, got = array.astype(np.float64), on_gpu.storages[name].astype(np.float64)
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=2e-6 * max(1, np.abs(wanted).max()), err_msg=name)
     missing = set(CUDA_KERNELS) - {op.kind for op in program.ops}
-    assert mode == "eval" or missing == {"batchnorm.inference"}
+    assert mode == "eval" or missing - {"layout.transform"} == {"batchnorm.inference"}
+    assert ("layout.transform" in missing) is (layout == "NCHW")

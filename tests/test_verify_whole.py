@@ -94,13 +94,15 @@ def test_a_program_without_meaning_is_refused(change: dict[str, Any], message: s
         TensorSpec("bad", "act", (2, 4, 2, 2), view_of="cat", channel=5),
         TensorSpec("bad", "act", (2, 8, 2, 2), view_of="cat", channel=1),
         TensorSpec("bad", "act", (2, 4, 2, 1), view_of="cat"),
-        TensorSpec("bad", "act", (1, 4, 2, 2), view_of="cat"),
+        TensorSpec("bad", "act", (1, 4, 2, 2), view_of="cat", image=2),
+        TensorSpec("bad", "act", (2, 4, 2, 2), view_of="cat", image=-1),
+        TensorSpec("bad", "act", (0, 8, 2, 2), view_of="cat", image=1),
         TensorSpec("bad", "act", (2, 4, 2, 2), "float16", view_of="cat"),
         TensorSpec("bad", "act", (2, 4, 2, 2), layout="NHWC", view_of="cat"),
         TensorSpec("bad", "act", (2, 4, 2, 2), view_of="left"),
         TensorSpec("bad", "act", (2, 4, 2, 2), view_of="q"),
     ],
 )
-def test_a_view_that_is_no_range_of_channels_of_a_storage_is_refused(view: TensorSpec) -> None:
-    with pytest.raises(ProgramError, match=r"tensor 'bad'.* is (no range of channels of|a view of)"):
+def test_a_view_that_is_no_range_of_its_storage_is_refused(view: TensorSpec) -> None:
+    with pytest.raises(ProgramError, match=r"tensor 'bad'.* is (no range of images and channels of|a view of)"):
         verify(replace(PROGRAM, tensors={**PROGRAM.tensors, "bad": view}), PLAN)

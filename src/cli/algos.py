@@ -13,7 +13,7 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from vdnn.cli.options import guarded, read_config, unmet_precision
+from vdnn.cli.options import guarded, read_config, unmet_precision, unmodelled_layout
 from vdnn.cli.tables import wide_console
 from vdnn.errors import ConfigError
 from vdnn.networks import build
@@ -142,12 +142,13 @@ def choose(arguments: argparse.Namespace, config: Config) -> Study:
         memory_limit=config.memory.limit,
         precision=config.precision,
         candidates=config.memory.candidates,
+        layout=recipe.layout,
         progress=say,
     )
-    sentence = unmet_precision(config, backend.caps)
-    if sentence:
-        say(sentence)
-    made = study(backend_source(backend))
+    for sentence in (unmet_precision(config, backend.caps), unmodelled_layout(config, backend.caps)):
+        if sentence:
+            say(sentence)
+    made = study(backend_source(backend, recipe.layout))
     assert made is not None  # a backend knows every op
     for conv in made.convs:
         if not conv.candidates:

@@ -34,12 +34,13 @@ OVERRIDES = {
     "--precision": "precision",
     "--policy": "memory.policy",
     "--algorithms": "memory.algorithms",
+    "--layout": "memory.layout",
     "--memory-limit": "memory.limit",
     "--host-limit": "memory.host_limit",
     "--workspace-limit": "memory.workspace_limit",
 }
 """Option → key of the configuration; values are checked there, once."""
-TEXTS = frozenset(("--output", "--device", "--profile", "--precision", "--policy", "--algorithms"))
+TEXTS = frozenset(("--output", "--device", "--profile", "--precision", "--policy", "--algorithms", "--layout"))
 """Options whose value is text as it stands, whatever YAML would make of it."""
 
 
@@ -56,6 +57,7 @@ def add_config_options(parser: argparse.ArgumentParser, profile_help: str) -> No
     parser.add_argument("-b", "--batch-size", metavar="N", help="images per step")
     parser.add_argument("--policy", metavar="P", help=f"what leaves the device: {', '.join(POLICIES)}")
     parser.add_argument("--algorithms", metavar="A", help=f"{MEMORY_OPTIMAL} or {PERFORMANCE_OPTIMAL}")
+    parser.add_argument("--layout", metavar="L", help="of images and filters in memory: nchw or nhwc")
     parser.add_argument("--memory-limit", metavar="BYTES", help="device bytes, such as 12GiB")
     parser.add_argument("--host-limit", metavar="BYTES", help="host bytes for offloaded maps")
     parser.add_argument("--workspace-limit", metavar="BYTES", help="most workspace of one convolution")
@@ -120,6 +122,13 @@ def unmet_precision(config: Config, caps: Caps) -> str | None:
         return None
     doing = "times are modelled" if caps.simulated else "products are computed"
     return f"precision {config.precision} is for device cuda; on device {caps.name} {doing} in {caps.precision}"
+
+
+def unmodelled_layout(config: Config, caps: Caps) -> str | None:
+    """A sentence if times are modelled for another layout than was asked for."""
+    if config.memory.layout == "nchw" or not caps.simulated:
+        return None
+    return f"layout {config.memory.layout} is planned, but profiles know NCHW: times on device {caps.name} are of that"
 
 
 def guarded(program: str, body: Callable[[], int]) -> int:

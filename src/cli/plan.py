@@ -10,7 +10,15 @@ import json
 import sys
 from dataclasses import replace
 
-from vdnn.cli.options import add_config_options, guarded, limit_words, read_config, unmet_precision, unread_profile
+from vdnn.cli.options import (
+    add_config_options,
+    guarded,
+    limit_words,
+    read_config,
+    unmet_precision,
+    unmodelled_layout,
+    unread_profile,
+)
 from vdnn.cli.tables import print_report, wide_console
 from vdnn.memory.clock import simulate
 from vdnn.memory.report import make_report
@@ -66,10 +74,11 @@ def plan(arguments: argparse.Namespace) -> int:
         memory_limit=config.memory.limit,
         precision=config.precision,
         candidates=config.memory.candidates,
+        layout=config.memory.layout.upper(),
         progress=say,
     )
-    for sentence in (unread_profile(config, backend.caps), unmet_precision(config, backend.caps)):
-        if sentence:
+    for explain in (unread_profile, unmet_precision, unmodelled_layout):
+        if sentence := explain(config, backend.caps):
             say(sentence)
     budget = make_budget(config, backend)
     limit_bytes = stated_bytes(budget)

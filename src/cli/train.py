@@ -22,6 +22,7 @@ from vdnn.cli.options import (
     limit_words,
     read_config,
     unmet_precision,
+    unmodelled_layout,
     unread_profile,
 )
 from vdnn.cli.tables import plan_summary
@@ -272,7 +273,8 @@ def unexpected(prepared: Prepared) -> list[str]:
         found.append(
             f"train.batch_size is {config.train.batch_size:,}, but a step has only the {images:,} images there are"
         )
-    found += [sentence for sentence in (unread_profile(config, caps), unmet_precision(config, caps)) if sentence]
+    sentences = (explain(config, caps) for explain in (unread_profile, unmet_precision, unmodelled_layout))
+    found += [sentence for sentence in sentences if sentence]
     if caps.simulated and config.debug != DebugConfig():
         found.append(f"debug is not read by device {caps.name}")
     for key, reader in ONLY_READ_BY.get(caps.name, {}).items():

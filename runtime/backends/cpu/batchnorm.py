@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from vdnn.layers.op import Op
-from vdnn.runtime.backends.cpu.chunks import Array, chunked, planes
+from vdnn.runtime.backends.cpu.chunks import Array, chunked, plane_sums, planes
 
 
 def batchnorm_forward(op: Op, *, x: Array, weight: Array, bias: Array, y: Array, mean: Array, invstd: Array) -> None:
@@ -94,5 +94,5 @@ def _normalize(x: Array, y: Array, mean: Array, factor: Array, bias: Array) -> N
 
 
 def _channel_sums(part: Array) -> Array:
-    """Sum over all but channels, (C,) float64; each row of pixels pairwise in its own dtype."""
-    return np.asarray(planes(part).sum(axis=2).sum(axis=0, dtype=np.float64))
+    """Sum over all but channels, (C,) float64; planes in their own dtype where that is done pairwise."""
+    return np.asarray(plane_sums(part).sum(axis=0, dtype=np.float64))

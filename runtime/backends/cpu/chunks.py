@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from vdnn.units import MIB
@@ -49,5 +50,20 @@ def chunked(target: Array, *sources: Array) -> Iterator[tuple[Array, ...]]:
 
 
 def planes(array: Array) -> Array:
-    """(N, C, H, W) or (N, C) → the view (N, C, H*W) or (N, C, 1); rows of a channel are always contiguous."""
+    """(N, C, H, W) or (N, C) → the view (N, C, H*W) or (N, C, 1); in every layout rows follow each other evenly."""
     return array.reshape(array.shape[0], array.shape[1], prod(array.shape[2:]))
+
+
+def plane_sums(array: Array) -> Array:
+    """Sums over H and W of (N, C, ...), shape (N, C): pairwise where a plane is contiguous, else in float64."""
+    rows = planes(array)
+    contiguous = rows.strides[2] == rows.itemsize or rows.shape[2] == 1
+    return np.asarray(rows.sum(axis=2) if contiguous else rows.sum(axis=2, dtype=np.float64))
+
+
+def in_memory_order(array: Array) -> Array:
+    """The numbers of an array without gaps, in whatever order of dimensions, as the flat view over its memory."""
+    order = sorted(range(array.ndim), key=lambda axis: (-array.strides[axis], -array.shape[axis]))
+    flat = array.transpose(order).view()
+    flat.shape = (array.size,)  # unlike reshape this never copies
+    return flat

@@ -3,7 +3,8 @@
     work = Work.of(op, split, workspace, x.dtype)
     np.matmul(filters, fill_columns(g, x, part, work), out=...)
 
-Rows of the column matrix are (channel, r, s), its columns (image, p, q) of the part.
+Rows of the column matrix are (channel, r, s), or (r, s, channel) where filters lie so in memory; its columns are
+(image, p, q) of the part.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def fill_columns(g: Geometry, x: Array, part: Part, work: Work) -> Array:
     """The column matrix (C/groups*R*S, images*rows*Q) of `part` of x (N, C, H, W); no copy for algorithm GEMM."""
     if not work.columns.size:
         return planes(x)[part.images.start, part.channels]
-    columns = shape_columns(g, part, work)
+    matrix = column_matrix(g, part, work)
+    columns = logical_columns(g, part, matrix)
     pixels = x[part.images, part.channels].transpose(1, 0, 2, 3)
     vertical, horizontal = _taps(g, part)
     if any(g.padding):
@@ -68,21 +70,36 @@ def fill_columns(g: Geometry, x: Array, part: Part, work: Work) -> Array:
     for row, column in product(vertical, horizontal):
         into = columns[:, row.offset, column.offset, :, row.outputs, column.outputs]
         np.copyto(into, pixels[:, :, row.pixels, column.pixels])
-    return columns.reshape(g.taps, -1)
+    return matrix
 
 
-def add_columns(g: Geometry, columns: Array, dx: Array, part: Part) -> None:
-    """Add each number of `columns` (as shape_columns gives) to the pixel of dx (N, C, H, W) that it stands for."""
+def add_columns(g: Geometry, matrix: Array, dx: Array, part: Part) -> None:
+    """Add each number of a column matrix to the pixel of dx (N, C, H, W) that it stands for."""
+    columns = logical_columns(g, part, matrix)
     pixels = dx[part.images, part.channels].transpose(1, 0, 2, 3)
     for row, column in product(*_taps(g, part)):
         into = pixels[:, :, row.pixels, column.pixels]
         into += columns[:, row.offset, column.offset, :, row.outputs, column.outputs]
 
 
-def shape_columns(g: Geometry, part: Part, work: Work) -> Array:
-    """The workspace as columns of `part`, (C/groups, R, S, images, rows, Q), content undefined."""
+def column_matrix(g: Geometry, part: Part, work: Work) -> Array:
+    """The workspace as the column matrix (C/groups*R*S, images*rows*Q) of `part`, content undefined."""
     images, rows = part.images.stop - part.images.start, part.rows[1] - part.rows[0]
-    return work.columns[: g.taps * images * rows * g.q].reshape(-1, g.r, g.s, images, rows, g.q)
+    return work.columns[: g.taps * images * rows * g.q].reshape(g.taps, -1)
+
+
+def logical_columns(g: Geometry, part: Part, matrix: Array) -> Array:
+    """A column matrix as (C/groups, R, S, images, rows, Q), a view."""
+    images, rows = part.images.stop - part.images.start, part.rows[1] - part.rows[0]
+    if g.channels_last:
+        return matrix.reshape(g.r, g.s, -1, images, rows, g.q).transpose(2, 0, 1, 3, 4, 5)
+    return matrix.reshape(-1, g.r, g.s, images, rows, g.q)
+
+
+def filter_matrix(g: Geometry, w: Array, part: Part) -> Array:
+    """The filters of `part` in w (K, C/groups, R, S) as the matrix (K/groups, C/groups*R*S), a view."""
+    filters = w[part.filters]
+    return (filters.transpose(0, 2, 3, 1) if g.channels_last else filters).reshape(-1, g.taps)
 
 
 def output_block(g: Geometry, y: Array, part: Part) -> Array:

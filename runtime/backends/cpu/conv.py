@@ -6,8 +6,9 @@ For one group and one part of the batch, with columns X (C/groups*R*S, T) and ou
 forward Y = w X, filter gradient dw += dY X^T, image gradient dX = w^T dY, summed back into dx. See vdnn.layers.conv.
 
 Shapes, in every function: x, dx (N, C, H, W); y, dy (N, K, P, Q); w, dw (K, C/groups, R, S); b, db (K,), all of one
-dtype, float32 or float64, NCHW; x, y and their gradients may be channel slices of larger tensors. workspace: uint8,
-(geometry.workspace_bytes,), may be left out where that is 0. op.attrs: stride, padding, dilation, groups, algorithm.
+dtype, float32 or float64, in memory NCHW or NHWC; x, y and their gradients may be channel slices of larger tensors.
+workspace: uint8, (geometry.workspace_bytes,), may be left out where that is 0. op.attrs: stride, padding, dilation,
+groups, algorithm.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from __future__ import annotations
 import numpy as np
 
 from vdnn.layers.op import Op
-from vdnn.runtime.backends.cpu.chunks import Array, planes
+from vdnn.runtime.backends.cpu.chunks import Array, plane_sums, planes
 from vdnn.runtime.backends.cpu.columns import (
     Work,
     add_columns,
+    column_matrix,
     fill_columns,
+    filter_matrix,
     multiply,
     output_block,
     output_matrix,
-    shape_columns,
     stage_outputs,
 )
 from vdnn.runtime.backends.cpu.geometry import Geometry, Split
@@ -36,7 +38,7 @@ def conv_forward(
     g, split, work = _prepare(op, x, w, y, workspace)
     for part in g.parts(split):
         columns = fill_columns(g, x, part, work)
-        filters = w[part.filters].reshape(-1, g.taps)
+        filters = filter_matrix(g, w, part)
         block = output_block(g, y, part)
         if len(block) == 1:
             np.matmul(filters, columns, out=block[0])
@@ -54,7 +56,7 @@ def conv_wgrad(op: Op, *, x: Array, dy: Array, dw: Array, workspace: Array | Non
     for part in g.parts(split):
         columns = fill_columns(g, x, part, work)
         gradient = output_matrix(g, dy, part, work)
-        out = dw[part.filters].reshape(-1, g.taps)
+        out = filter_matrix(g, dw, part)
         first = part.images.start == 0 and part.rows[0] == 0
         multiply(gradient, columns.T, out, None if first and not op.accumulate else work.scratch)
 
@@ -66,24 +68,26 @@ def conv_dgrad(op: Op, *, w: Array, dy: Array, dx: Array, workspace: Array | Non
     if not (direct or op.accumulate):
         dx[...] = 0
     for part in g.parts(split):
-        filters = w[part.filters].reshape(-1, g.taps).T
+        filters = filter_matrix(g, w, part).T
         gradient = output_matrix(g, dy, part, work)
         if direct:
             out = planes(dx)[part.images.start, part.channels]
             multiply(filters, gradient, out, work.scratch if op.accumulate else None)
         else:
-            columns = shape_columns(g, part, work)
-            np.matmul(filters, gradient, out=columns.reshape(g.taps, -1))
+            columns = column_matrix(g, part, work)
+            np.matmul(filters, gradient, out=columns)
             add_columns(g, columns, dx, part)
 
 
 def conv_bgrad(op: Op, *, dy: Array, db: Array) -> None:
     """db = sum of dy over N, P, Q; added to db if op accumulates it. No workspace and no choice of algorithm."""
-    sums = planes(dy).sum(axis=2).sum(axis=0)
+    sums = plane_sums(dy).sum(axis=0)
     np.copyto(db, db + sums if op.accumulate else sums)
 
 
 def _prepare(op: Op, x: Array, w: Array, y: Array, workspace: Array | None) -> tuple[Geometry, Split, Work]:
-    g = Geometry.of(op.attrs, x.shape, w.shape, y.shape, x.itemsize)
+    c, r, s = w.shape[1:]
+    channels_last = c > 1 and r * s > 1 and w.strides[1] == w.itemsize
+    g = Geometry.of(op.attrs, x.shape, w.shape, y.shape, x.itemsize, channels_last)
     split = g.split(op.attrs["algorithm"], op.kind, accumulate=bool(op.accumulate))
     return g, split, Work.of(op, split, workspace, x.dtype)

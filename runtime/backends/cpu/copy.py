@@ -1,8 +1,9 @@
-"""Copies, sums of two tensors, and the first op of every program: pixels to numbers; see vdnn.layers.add and concat.
+"""Copies, also to another layout, sums of two tensors, and the first op of every program: pixels to numbers.
 
     copy_forward(op, x=x, y=y)
 
-Sizes of all arguments of a call are equal; x may differ from y in shape where a Flatten lies between.
+Sizes of all arguments of a call are equal; x may differ from y in shape where a Flatten lies between. Numbers go by
+their logical place, whatever the layouts are. See vdnn.layers.add, concat and flatten.
 """
 
 from __future__ import annotations

@@ -60,7 +60,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Letters as everywhere: n images of c x h x w, k filters of r x s, outputs p x q; pairs are vertical first."""
+    """Letters as everywhere: n images of c x h x w, k filters of r x s, outputs p x q; pairs are vertical first.
+
+    `channels_last`: filters lie in memory as (K, R, S, C/groups), not as (K, C/groups, R, S).
+    """
 
     n: int
     c: int
@@ -76,14 +79,18 @@ class Geometry:
     dilation: tuple[int, int]
     groups: int
     itemsize: int
+    channels_last: bool = False
 
     @classmethod
-    def of(cls, attrs: Mapping[str, Any], x: Shape, w: Shape, y: Shape, itemsize: int) -> Geometry:
+    def of(
+        cls, attrs: Mapping[str, Any], x: Shape, w: Shape, y: Shape, itemsize: int, channels_last: bool = False
+    ) -> Geometry:
         """From the attributes of a conv op and its shapes (N, C, H, W), (K, C/groups, R, S), (N, K, P, Q)."""
         n, c, h, width = x
         k, _, r, s = w
         stride, padding, dilation = ((attrs[key][0], attrs[key][1]) for key in ("stride", "padding", "dilation"))
-        return cls(n, c, h, width, k, r, s, y[2], y[3], stride, padding, dilation, attrs["groups"], itemsize)
+        sizes = (n, c, h, width, k, r, s, y[2], y[3])
+        return cls(*sizes, stride, padding, dilation, attrs["groups"], itemsize, channels_last)
 
     @property
     def taps(self) -> int:

@@ -49,6 +49,7 @@ KERNELS: Mapping[str, Callable[..., None]] = {
     "dropout.backward": dropout_backward,
     "add.forward": add_forward,
     "copy.forward": copy_forward,
+    "layout.transform": copy_forward,
     "softmax_loss.forward": softmax_loss_forward,
     "softmax_loss.backward": softmax_loss_backward,
     "sgd.update": sgd_update,

@@ -2,6 +2,7 @@
 
 x = DeviceArray(slab_ptr + 4096, (64, 3, 28, 28), (2352, 784, 28, 1), "float32", 602112)
 x = contiguous(slab_ptr + 4096, (64, 3, 28, 28))      # the same
+y = DeviceArray(slab_ptr, (64, 3, 28, 28), (2352, 1, 84, 3), "float32", 602112, "NHWC")
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from vdnn.layers.tensor import DTYPE_BYTES, Shape
+from vdnn.layers.tensor import DTYPE_BYTES, Shape, TensorSpec, element_strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class DeviceArray:
         strides: elements between neighbours of each dimension.
         dtype: a key of vdnn.layers.tensor.DTYPE_BYTES.
         nbytes: bytes of the elements, without those between images.
+        layout: which of two orders the strides mean, "NCHW" or "NHWC".
     """
 
     ptr: int
@@ -29,6 +31,7 @@ class DeviceArray:
     strides: Shape
     dtype: str
     nbytes: int
+    layout: str = "NCHW"
 
     @property
     def itemsize(self) -> int:
@@ -56,6 +59,29 @@ class DeviceArray:
         return self.has_whole_images and self.image_stride == self.image_size
 
     @property
+    def is_channels_last(self) -> bool:
+        """Whether this is a batch in NHWC of more than one pixel an image; with one both layouts are the same."""
+        return self.layout == "NHWC" and len(self.shape) == 4 and prod(self.shape[2:]) > 1
+
+    @property
+    def pixel_stride(self) -> int:
+        """Elements from one pixel to the next in NHWC: channels, with those of a larger tensor that lie between."""
+        return self.strides[3]
+
+    @property
+    def has_whole_pixels(self) -> bool:
+        """Whether the channels of each pixel lie side by side, and pixels follow each other evenly, in NHWC order."""
+        _, c, h, w = self.shape
+        step = self.pixel_stride
+        pairs = zip(self.shape, self.strides, (h * w * step, 1, w * step, step), strict=True)
+        return step >= c and all(size == 1 or stride == want for size, stride, want in pairs)
+
+    def pixels(self) -> DeviceArray:
+        """A batch in NHWC as rows: (N * H * W, C)."""
+        n, c, h, w = self.shape
+        return DeviceArray(self.ptr, (n * h * w, c), (self.pixel_stride, 1), self.dtype, self.nbytes)
+
+    @property
     def has_whole_images(self) -> bool:
         """Whether the elements of each image lie without gaps in the order of the shape."""
         expected = contiguous(self.ptr, self.shape, self.dtype).strides
@@ -63,7 +89,7 @@ class DeviceArray:
         return all(size == 1 or stride == want for size, stride, want in pairs)
 
 
-def contiguous(ptr: int, shape: Shape, dtype: str = "float32") -> DeviceArray:
-    """The array at `ptr` without gaps, the last dimension fastest."""
-    strides = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    return DeviceArray(ptr, shape, strides, dtype, prod(shape) * DTYPE_BYTES[dtype])
+def contiguous(ptr: int, shape: Shape, dtype: str = "float32", layout: str = "NCHW") -> DeviceArray:
+    """The array at `ptr` without gaps; but for four dimensions in NHWC the last dimension is the fastest."""
+    spec = TensorSpec("whole", "aux", shape, dtype, layout if len(shape) == 4 else "NCHW")
+    return DeviceArray(ptr, shape, element_strides(spec, spec), dtype, spec.nbytes, spec.layout)

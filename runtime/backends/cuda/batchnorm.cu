@@ -1,17 +1,24 @@
-// Batch normalisation; see batchnorm.py. hw = H * W, count = N * H * W, inner = C * H * W.
+// Batch normalisation; see batchnorm.py. hw = H * W, count = N * H * W, inner = C * H * W; in NHWC hw = 1, inner = C.
+
+struct Deviation {
+    const float* x;
+    u32 hw;
+    float shift;
+    __device__ void enter(u32 c) { shift = x[i64(c) * hw]; }
+    __device__ void operator()(const float (&v)[1], float& a, float& b) const {
+        const float deviation = v[0] - shift;
+        a += deviation;
+        b += deviation * deviation;
+    }
+};
 
 // Sums of x - shift and of its square, where shift is the channel's first number, so that a mean far from 0 costs no
 // digits of the variance. partials: [C][splits][2].
 extern "C" __global__ void __launch_bounds__(THREADS) batchnorm_sums(
-    const float* x, i64 x_stride, u32 hw, u32 count, u32 splits, u32 share, int width, double* partials) {
-    const float shift = x[i64(blockIdx.x / splits) * hw];
+    const float* x, i64 x_stride, u32 channels, u32 hw, u32 count, u32 splits, u32 share, int width,
+    double* partials) {
     const Source in[] = {{x, x_stride}};
-    channel_sums(in, Split{hw, count, splits, share}, partials, width,
-                 [shift](const float (&v)[1], float& a, float& b) {
-                     const float deviation = v[0] - shift;
-                     a += deviation;
-                     b += deviation * deviation;
-                 });
+    channel_sums(in, Split{hw, count, splits, share}, channels, partials, width, Deviation{x, hw, 0});
 }
 
 // mean and invstd of each channel
@@ -73,17 +80,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) batchnorm_update_stats(
     running_var[c] = float((1 - momentum) * running_var[c] + momentum * batch);
 }
 
+struct GradientTerms {
+    const float* mean;
+    float center;
+    __device__ void enter(u32 c) { center = mean[c]; }
+    __device__ void operator()(const float (&v)[2], float& a, float& b) const {
+        a += v[1];
+        b += (v[0] - center) * v[1];
+    }
+};
+
 // Sums of dy and of dy * (x - mean). partials: [C][splits][2].
 extern "C" __global__ void __launch_bounds__(THREADS) batchnorm_gradient_sums(
-    const float* x, i64 x_stride, const float* dy, i64 dy_stride, const float* mean, u32 hw, u32 count, u32 splits,
-    u32 share, int width, double* partials) {
-    const float center = mean[blockIdx.x / splits];
+    const float* x, i64 x_stride, const float* dy, i64 dy_stride, const float* mean, u32 channels, u32 hw,
+    u32 count, u32 splits, u32 share, int width, double* partials) {
     const Source in[] = {{x, x_stride}, {dy, dy_stride}};
-    channel_sums(in, Split{hw, count, splits, share}, partials, width,
-                 [center](const float (&v)[2], float& a, float& b) {
-                     a += v[1];
-                     b += (v[0] - center) * v[1];
-                 });
+    channel_sums(in, Split{hw, count, splits, share}, channels, partials, width, GradientTerms{mean, 0});
 }
 
 // dbias, dweight of each channel, and for dx: means[c] = {invstd * dweight / count, dbias / count} of this call.

@@ -1,8 +1,10 @@
 // What every kernel shares: types, the record of the step, loads of one or four numbers, and loops over rows.
 //
 // A tensor is an address and a stride: image n begins n * stride elements after the address, and its C*H*W numbers lie
-// close together in NCHW order, whether it is a whole tensor or some channels of a larger one. Offsets of images are
-// 64 bits wide; an index within one image, or within one channel of a batch, is below 2^31 (the host checks that).
+// close together in NCHW order, whether it is a whole tensor or some channels of a larger one. In NHWC a pixel is what
+// an image is in NCHW: C numbers, `stride` elements from those of the next pixel, and H * W counts as 1. Offsets of
+// images are 64 bits wide; an index within one image, or within one channel of a batch, is below 2^31 (the host checks
+// that).
 // All blocks are one-dimensional, of THREADS threads.
 
 using u8 = unsigned char;
@@ -137,14 +139,61 @@ __device__ __forceinline__ void map_rows(
         map_share<false>(share, in, y, y_stride, inner, f);
 }
 
-// map_rows by fours where the host found every row aligned (`width` 4), else one by one (`width` 1).
+// The same for many short rows, such as the pixels of NHWC. A thread has WIDTH columns, of UNROLL rows far from each
+// other, so that neighbours read neighbours; f.enter(column) comes before the first number of a column.
+template <int WIDTH, int COUNT, class F>
+__device__ __forceinline__ void map_short(
+    const Source (&in)[COUNT], float* y, i64 y_stride, u32 inner, u32 rows, F f) {
+    const u32 groups = inner / WIDTH, turns = (rows + UNROLL - 1) / UNROLL;
+    const u32 unit = blockIdx.x * THREADS + threadIdx.x, first = unit / groups, column = (unit - first * groups) * WIDTH;
+    if (first >= turns) return;
+    F own[4] = {f, f, f, f};
+#pragma unroll
+    for (int w = 0; w < WIDTH; ++w) own[w].enter(column + w);
+    float value[COUNT][UNROLL][WIDTH] = {};
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j)
+#pragma unroll
+        for (int k = 0; k < UNROLL; ++k)
+            if (first + k * turns < rows)
+                load<true>(in[j].data + i64(first + k * turns) * in[j].stride, column, inner, value[j][k]);
+#pragma unroll
+    for (int k = 0; k < UNROLL; ++k) {
+        if (first + k * turns >= rows) return;
+        float result[WIDTH];
+#pragma unroll
+        for (int w = 0; w < WIDTH; ++w) {
+            float operand[COUNT];
+#pragma unroll
+            for (int j = 0; j < COUNT; ++j) operand[j] = value[j][k][w];
+            result[w] = own[w](operand);
+        }
+        store<true>(y + i64(first + k * turns) * y_stride, column, inner, result);
+    }
+}
+
+// A function that is the same for every column.
+template <class F>
+struct Plain {
+    F f;
+    __device__ void enter(u32) {}
+    template <int COUNT>
+    __device__ float operator()(const float (&v)[COUNT]) const { return f(v); }
+};
+
+// By fours where the host found every row aligned (`width` 4), else one by one (`width` 1). A negative width says that
+// rows are short; then `chunks` is how many there are.
 template <int COUNT, class F>
 __device__ __forceinline__ void map(
     const Source (&in)[COUNT], float* y, i64 y_stride, i64 inner, u32 chunks, int width, F f) {
     if (width == 4)
         map_rows<4>(in, y, y_stride, inner, chunks, f);
-    else
+    else if (width == 1)
         map_rows<1>(in, y, y_stride, inner, chunks, f);
+    else if (width == -4)
+        map_short<4>(in, y, y_stride, u32(inner), chunks, Plain<F>{f});
+    else
+        map_short<1>(in, y, y_stride, u32(inner), chunks, Plain<F>{f});
 }
 
 // Sums of two numbers over the threads of a block, in an order that never changes; thread 0 gets them.

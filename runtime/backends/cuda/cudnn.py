@@ -22,8 +22,11 @@ from vdnn.runtime.backends.cuda.libraries import CudnnLibrary, load_cudnn
 DATA_TYPES: Mapping[str, int] = {"float32": 0}
 """cudnnDataType_t by dtype."""
 
-NCHW, CROSS_CORRELATION, DEFAULT_MATH, FMA_MATH = 0, 1, 0, 3
-"""Values of cudnnTensorFormat_t, cudnnConvolutionMode_t and cudnnMathType_t (FMA: fp32 without tensor cores; the
+FORMATS: Mapping[str, int] = {"NCHW": 0, "NHWC": 1}
+"""cudnnTensorFormat_t by layout."""
+
+CROSS_CORRELATION, DEFAULT_MATH, FMA_MATH = 1, 0, 3
+"""Values of cudnnConvolutionMode_t and cudnnMathType_t (FMA: fp32 without tensor cores; the
 default takes TF32 for float32 arrays on GPUs that have it)."""
 
 CODES: Mapping[str, Any] = {
@@ -198,12 +201,12 @@ class TensorDescriptor:
 
 
 class FilterDescriptor:
-    """A filter of shape (K, C/groups, R, S), contiguous in this order."""
+    """A filter of shape (K, C/groups, R, S) without gaps, in this order or for "NHWC" as (K, R, S, C/groups)."""
 
-    def __init__(self, api: Cudnn, shape: Sequence[int], dtype: str = "float32"):
+    def __init__(self, api: Cudnn, shape: Sequence[int], dtype: str = "float32", layout: str = "NCHW"):
         self.pointer = api.create(self, "cudnnCreateFilterDescriptor", "cudnnDestroyFilterDescriptor")
-        about = f"filter of shape {tuple(shape)}, {dtype}"
-        api.call("cudnnSetFilter4dDescriptor", self.pointer, DATA_TYPES[dtype], NCHW, *shape, about=about)
+        about = f"filter of shape {tuple(shape)}, {dtype}, {layout}"
+        api.call("cudnnSetFilter4dDescriptor", self.pointer, DATA_TYPES[dtype], FORMATS[layout], *shape, about=about)
 
 
 class ConvolutionDescriptor:

@@ -5,7 +5,7 @@
         print(plan.algorithm, plan.workspace_bytes, plan.deterministic)
     plan.run(handle, x_ptr, w_ptr, y_ptr, workspace_ptr, accumulate=False)
 
-x, y, dx and dy are NCHW arrays, whole or channel slices of larger ones; w and dw are contiguous (K, C/groups, R, S).
+x, y, dx and dy are whole or some channels of larger arrays, NCHW or NHWC; w and dw lie without gaps in the same layout.
 Products are fp32; an algorithm whose label ends in "+TF32" may round its operands to TF32 for the tensor cores.
 """
 
@@ -35,8 +35,10 @@ OPERANDS: Mapping[str, tuple[str, str, str]] = {
 """Of each direction: the two operands it reads and the one it writes; y stands for dy, x for dx, w for dw."""
 
 
-def contiguous(shape: Shape4) -> Shape4:
-    """Strides in elements of a dense array in row-major order."""
+def contiguous(shape: Shape4, layout: str = "NCHW") -> Shape4:
+    """Strides in elements of a dense array of logical shape (N, C, H, W) or (K, C, R, S) in a layout."""
+    if layout == "NHWC":
+        return (shape[1] * shape[2] * shape[3], 1, shape[1] * shape[3], shape[1])
     return (shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)
 
 
@@ -48,9 +50,11 @@ class ConvProblem:
         direction: "forward" (x, w → y), "dgrad" (w, dy → dx) or "wgrad" (x, dy → dw).
         x, w, y: shapes (N, C, H, W), (K, C/groups, R, S) and (N, K, P, Q), whichever of them is written.
         stride, padding, dilation: (vertical, horizontal).
-        x_strides, y_strides: in elements, for (N, C, H, W); None for dense NCHW. A channel slice has larger N strides.
+        x_strides, y_strides: in elements, for (N, C, H, W); None for dense. Those of channels of a larger
+            tensor are larger.
         alignment: bytes that the address of every operand is a multiple of; a power of two, 4 at least.
         dtype: of all operands and of the sums.
+        layout: "NCHW", or "NHWC", in which filters lie as (K, R, S, C/groups).
     """
 
     direction: str
@@ -65,26 +69,28 @@ class ConvProblem:
     y_strides: Shape4 | None = None
     alignment: int = 16
     dtype: str = "float32"
+    layout: str = "NCHW"
 
     def strides(self) -> dict[str, Shape4]:
         """Strides in elements of "x", "w" and "y"."""
         return {
-            "x": self.x_strides or contiguous(self.x),
-            "w": contiguous(self.w),
-            "y": self.y_strides or contiguous(self.y),
+            "x": self.x_strides or contiguous(self.x, self.layout),
+            "w": contiguous(self.w, self.layout),
+            "y": self.y_strides or contiguous(self.y, self.layout),
         }
 
     def __str__(self) -> str:
         """The whole problem in one line, for error texts and as the key of what was measured."""
         strides = self.strides()
         x, y = (
-            f"{shape}" if strides[name] == contiguous(shape) else f"{shape} with strides {strides[name]}"
+            f"{shape}" if strides[name] == contiguous(shape, self.layout) else f"{shape} with strides {strides[name]}"
             for name, shape in (("x", self.x), ("y", self.y))
         )
         return (
             f"convolution {self.direction}, x {x}, w {self.w}, y {y}, stride {self.stride}, padding {self.padding}, "
             f"dilation {self.dilation}, groups {self.groups}, {self.dtype}"
             f"{'' if self.alignment == 16 else f', aligned to {self.alignment}'}"
+            f"{'' if self.layout == 'NCHW' else f', {self.layout}'}"
         )
 
 
@@ -233,7 +239,7 @@ def plan(handle: Handle, problem: ConvProblem, algorithm: str) -> LegacyPlan:
     api, strides = handle.api, problem.strides()
     operands: dict[str, TensorDescriptor | FilterDescriptor] = {
         "x": TensorDescriptor(api, problem.x, strides["x"], problem.dtype),
-        "w": FilterDescriptor(api, problem.w, problem.dtype),
+        "w": FilterDescriptor(api, problem.w, problem.dtype, problem.layout),
         "y": TensorDescriptor(api, problem.y, strides["y"], problem.dtype),
     }
     convolution = ConvolutionDescriptor(

@@ -51,3 +51,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout(
     else
         drop<1>(x, y, first, inner, words, threshold, scale, accumulate);
 }
+
+// The same in NHWC: a number a thread, in the order of memory. Each takes its word of the counter that its logical place
+// in the image, of hw pixels, has. Pixels are `*_stride` elements apart.
+extern "C" __global__ void __launch_bounds__(THREADS) dropout_pixels(
+    const float* x, i64 x_stride, float* y, i64 y_stride, const StepRecord* step, u32 hw, u32 channels, u32 pixels,
+    u32 key, u64 threshold, float scale, int accumulate) {
+    const u32 unit = blockIdx.x * THREADS + threadIdx.x, pixel = unit / channels, c = unit - pixel * channels;
+    if (pixel >= pixels) return;
+    const u32 image = pixel / hw, place = c * hw + (pixel - image * hw);
+    const u64 seed = step->seed;
+    const Words words =
+        philox(place / 4, step->sample + image, u32(step->step), key, u32(seed), u32(seed >> 32));
+    float* target = y + i64(pixel) * y_stride + c;
+    const float kept = words.word[place % 4] >= threshold ? x[i64(pixel) * x_stride + c] * scale : 0.0f;
+    *target = accumulate ? *target + kept : kept;
+}

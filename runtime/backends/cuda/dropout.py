@@ -12,7 +12,7 @@ from math import ceil
 from typing import Any
 
 from vdnn.layers.op import Op
-from vdnn.runtime.backends.cuda.launch import THREADS, Arrays, Kernels, Rows, operands
+from vdnn.runtime.backends.cuda.launch import THREADS, Arrays, Kernels, Rows, all_channels_last, check_index, operands
 
 
 def dropout_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
@@ -27,8 +27,15 @@ def dropout_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> N
 
 def _drop(op: Op, arrays: Arrays, source: str, target: str, kernels: Kernels, stream: Any) -> None:
     x, y = operands(op, arrays, source, target)
-    rows, p = Rows.images(x, y), op.attrs["p"]
+    p, step = op.attrs["p"], arrays["step"].ptr
+    rule = [op.attrs["key"], ceil(p * 2**32), 1 / (1 - p), bool(op.accumulate)]
+    if all_channels_last(op, x, y):
+        n, channels, h, w = y.shape
+        blocks = -(-check_index(y.size, "numbers of a batch") // THREADS)
+        args = [x.ptr, x.pixel_stride, y.ptr, y.pixel_stride, step, h * w, channels, n * h * w]
+        kernels.launch("dropout_pixels", blocks, [*args, *rule], stream)
+        return
+    rows = Rows.images(x, y)
     chunks = rows.chunks(4 * THREADS)
-    args = [x.ptr, x.image_stride, y.ptr, y.image_stride, arrays["step"].ptr, rows.inner, chunks, rows.width]
-    args += [op.attrs["key"], ceil(p * 2**32), 1 / (1 - p), bool(op.accumulate)]
-    kernels.launch("dropout", rows.count * chunks, args, stream)
+    args = [x.ptr, x.image_stride, y.ptr, y.image_stride, step, rows.inner, chunks, rows.width]
+    kernels.launch("dropout", rows.count * chunks, [*args, *rule], stream)

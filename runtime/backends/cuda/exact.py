@@ -9,7 +9,7 @@ their definition, one filter tap at a time. Few numbers, but over all images, ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from vdnn.runtime.backends.cuda.cudnn_conv import ConvProblem
 
 Array = NDArray[Any]
+Place = tuple[int, int]
 Read = Callable[[str, int, int, int], Array]
 """(role, i, first, count) → elements [i, first:first + count] of "x", "w" or "y", shape (count, rows, columns)."""
 
@@ -37,7 +38,8 @@ class Piece:
 
 def exact_pieces(problem: ConvProblem, read: Read) -> list[Piece]:
     """The pieces of one problem, whose operands `read` tells."""
-    return [Piece(place, _DIRECTIONS[problem.direction](problem, read, *place)) for place in places(problem)]
+    chosen = places(problem)
+    return [Piece(*pair) for pair in zip(chosen, _DIRECTIONS[problem.direction](problem, read, chosen), strict=True)]
 
 
 def places(problem: ConvProblem) -> list[tuple[int, int]]:
@@ -92,15 +94,21 @@ def _dgrad(problem: ConvProblem, read: Read, n: int, c: int) -> Array:
     return dx[pad_v : pad_v + height, pad_h : pad_h + width]
 
 
-def _wgrad(problem: ConvProblem, read: Read, k: int, c: int) -> Array:
-    group = k // (problem.w[0] // problem.groups)
-    dw = np.zeros(problem.w[2:])
+def _wgrad(problem: ConvProblem, read: Read, chosen: Sequence[Place]) -> list[Array]:
+    """Image by image, as one may be long in coming."""
+    found = [np.zeros(problem.w[2:]) for _ in chosen]
     for n in range(problem.x[0]):
-        x = _padded(problem, read("x", n, group * problem.w[1] + c, 1))[0]
-        dy = read("y", n, k, 1)[0].astype(np.float64)
-        for r, s, rows, columns in _taps(problem):
-            dw[r, s] += np.einsum("pq,pq->", x[rows, columns], dy)
-    return dw
+        for dw, (k, c) in zip(found, chosen, strict=True):
+            group = k // (problem.w[0] // problem.groups)
+            x = _padded(problem, read("x", n, group * problem.w[1] + c, 1))[0]
+            dy = read("y", n, k, 1)[0].astype(np.float64)
+            for r, s, rows, columns in _taps(problem):
+                dw[r, s] += np.einsum("pq,pq->", x[rows, columns], dy)
+    return found
 
 
-_DIRECTIONS = {"forward": _forward, "dgrad": _dgrad, "wgrad": _wgrad}
+_DIRECTIONS: Mapping[str, Callable[[ConvProblem, Read, Sequence[Place]], list[Array]]] = {
+    "forward": lambda problem, read, chosen: [_forward(problem, read, n, k) for n, k in chosen],
+    "dgrad": lambda problem, read, chosen: [_dgrad(problem, read, n, c) for n, c in chosen],
+    "wgrad": _wgrad,
+}

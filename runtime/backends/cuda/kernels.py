@@ -23,10 +23,11 @@ from vdnn.runtime.backends.cuda.batchnorm import (
     batchnorm_inference,
     batchnorm_update_stats,
 )
-from vdnn.runtime.backends.cuda.bias import bias_forward, channel_bytes, column_bytes, conv_bgrad, linear_bgrad
-from vdnn.runtime.backends.cuda.copy import add_forward, copy_forward, input_normalize
+from vdnn.runtime.backends.cuda.bias import bias_forward, bias_gradient, channel_bytes
+from vdnn.runtime.backends.cuda.copy import add_forward, copy_forward
 from vdnn.runtime.backends.cuda.dropout import dropout_backward, dropout_forward
 from vdnn.runtime.backends.cuda.launch import INDEX_LIMIT, THREADS, Arrays, Kernels
+from vdnn.runtime.backends.cuda.layout import input_normalize, layout_transform
 from vdnn.runtime.backends.cuda.lrn import lrn_backward, lrn_forward
 from vdnn.runtime.backends.cuda.pool import pool_backward, pool_forward
 from vdnn.runtime.backends.cuda.relu import relu_backward, relu_forward
@@ -39,7 +40,7 @@ CudaKernel = Callable[[Op, Arrays, Kernels, Any], None]
 CUDA_KERNELS: Mapping[str, CudaKernel] = {
     "input.normalize": input_normalize,
     "conv.forward": bias_forward,
-    "conv.bgrad": conv_bgrad,
+    "conv.bgrad": bias_gradient,
     "pool.forward": pool_forward,
     "pool.backward": pool_backward,
     "relu.forward": relu_forward,
@@ -47,7 +48,7 @@ CUDA_KERNELS: Mapping[str, CudaKernel] = {
     "lrn.forward": lrn_forward,
     "lrn.backward": lrn_backward,
     "linear.forward": bias_forward,
-    "linear.bgrad": linear_bgrad,
+    "linear.bgrad": bias_gradient,
     "batchnorm.forward": batchnorm_forward,
     "batchnorm.inference": batchnorm_inference,
     "batchnorm.update_stats": batchnorm_update_stats,
@@ -56,30 +57,31 @@ CUDA_KERNELS: Mapping[str, CudaKernel] = {
     "dropout.backward": dropout_backward,
     "add.forward": add_forward,
     "copy.forward": copy_forward,
+    "layout.transform": layout_transform,
     "softmax_loss.forward": softmax_loss_forward,
     "softmax_loss.backward": softmax_loss_backward,
     "sgd.update": sgd_update,
 }
 
-_WORKSPACES: Mapping[str, tuple[str, Callable[[Shape], int]]] = {
+_WORKSPACES: Mapping[str, tuple[str, Callable[[Shape, str], int]]] = {
     "conv.bgrad": ("dy", channel_bytes),
-    "linear.bgrad": ("dy", column_bytes),
+    "linear.bgrad": ("dy", channel_bytes),
     "batchnorm.forward": ("x", batchnorm_bytes),
     "batchnorm.backward": ("x", batchnorm_bytes),
 }
-"""Op kind → the argument whose shape decides, and the bytes of workspace."""
+"""Op kind → the argument whose shape and layout decide, and the bytes of workspace."""
 
 
-def workspace_bytes(kind: str, shapes: Mapping[str, Shape]) -> int:
+def workspace_bytes(kind: str, shapes: Mapping[str, Shape], layout: str = "NCHW") -> int:
     """Bytes that an op of this kind needs as its `workspace`, for sums on their way: 0 for most, else 1 MiB at most
     up to 25,000 channels.
 
-    shapes: by argument name.
+    shapes: by argument name. layout: of batches of images.
     """
     if kind not in _WORKSPACES:
         return 0
     argument, nbytes = _WORKSPACES[kind]
-    return nbytes(shapes[argument])
+    return nbytes(shapes[argument], layout)
 
 
 class KernelSet:

@@ -1,6 +1,7 @@
 """How a tensor becomes arguments of a kernel: checks, rows, alignment, and the grid.
 
-rows = Rows.of(x, y)                       # one long row if no tensor has gaps, else a row an image
+x, y = rows_of(op, arrays, "x", "y")       # batches in NHWC as (N * H * W, C)
+rows = Rows.of(x, y)                       # one long row if no tensor has gaps, else a row an image or pixel
 kernels.launch("copy_rows", rows.blocks, [x.ptr, rows.stride(x), y.ptr, rows.stride(y), *rows.args, 0], stream)
 """
 
@@ -18,7 +19,7 @@ from vdnn.runtime.backends.cuda.source import constants, source
 Arrays = Mapping[str, DeviceArray]
 
 _CONSTANTS = constants(source())
-THREADS, UNROLL, LANES = (_CONSTANTS[name] for name in ("THREADS", "UNROLL", "LANES"))
+THREADS, UNROLL, LANES, COLUMNS = (_CONSTANTS[name] for name in ("THREADS", "UNROLL", "LANES", "COLUMNS"))
 POOL_GROUP, POOL_ROWS = (_CONSTANTS[name] for name in ("POOL_GROUP", "POOL_ROWS"))
 INDEX_LIMIT = 2**31
 """Numbers of one image, or of one channel of a batch, must be fewer."""
@@ -32,16 +33,36 @@ class Kernels(Protocol):
 
 
 def operands(op: Op, arrays: Arrays, *names: str, dtype: str = "float32") -> list[DeviceArray]:
-    """The arrays of these arguments; VdnnError if one has another dtype, or gaps within its images."""
+    """The arrays of these arguments; VdnnError if one has another dtype, or gaps within its images or pixels."""
     found = [arrays[name] for name in names]
     for name, array in zip(names, found, strict=True):
-        if array.dtype != dtype or not array.has_whole_images:
-            got = f"{array.dtype} with strides {array.strides} for shape {array.shape}"
+        whole = array.has_whole_pixels if array.is_channels_last else array.has_whole_images
+        if array.dtype != dtype or not whole:
+            got = f"{array.dtype} {array.layout} with strides {array.strides} for shape {array.shape}"
             raise VdnnError(
                 f"op '{op.name}' (layer '{op.layer}'), tensor '{name}': expected {dtype} whose images lie without gaps "
-                f"in NCHW order, got {got}; the cuda backend has no other"
+                f"in NCHW order, or whose pixels do in NHWC order, got {got}; the cuda backend has no other"
             )
     return found
+
+
+def rows_of(op: Op, arrays: Arrays, *names: str) -> list[DeviceArray]:
+    """`operands`, of which batches in NHWC become rows of channels, (N * H * W, C): a pixel is an image of one."""
+    return [array.pixels() if array.is_channels_last else array for array in operands(op, arrays, *names)]
+
+
+def all_channels_last(op: Op, *tensors: DeviceArray) -> bool:
+    """Whether these batches are all in NHWC; VdnnError if only some are."""
+    found = {tensor.is_channels_last for tensor in tensors}
+    if len(found) > 1:
+        raise VdnnError(f"op '{op.name}' (layer '{op.layer}'): expected batches of one layout, got NCHW and NHWC")
+    return found == {True}
+
+
+def pixel_width(*tensors: DeviceArray) -> int:
+    """How many channels of a pixel a thread loads at once, 4 or 1, of batches in NHWC of as many channels."""
+    aligned = all(t.ptr % (4 * t.itemsize) == 0 and t.pixel_stride % 4 == 0 for t in tensors)
+    return 4 if aligned and tensors[0].shape[1] % 4 == 0 else 1
 
 
 def by_fours(*tensors: DeviceArray, rows: int) -> bool:
@@ -54,14 +75,16 @@ class Rows:
     """The numbers of a few tensors of equal size as rows, each cut into chunks of one block.
 
     Attributes:
-        count: rows: the images, or 1.
+        count: rows: the images, or pixels, or 1.
         inner: numbers of a row.
         width: numbers that a thread loads at once, 4 or 1.
+        short: whether several rows are one block's.
     """
 
     count: int
     inner: int
     width: int
+    short: bool = False
 
     @classmethod
     def of(cls, *tensors: DeviceArray) -> Rows:
@@ -72,10 +95,13 @@ class Rows:
 
     @classmethod
     def images(cls, *tensors: DeviceArray) -> Rows:
-        """A row an image, of fewer than INDEX_LIMIT numbers each."""
+        """A row an image, of fewer than INDEX_LIMIT numbers each; rows of vectors and of pixels are short."""
         count, inner = tensors[0].shape[0], tensors[0].image_size
         check_index(inner, "numbers of one image")
-        return cls(count, inner, 4 if by_fours(*tensors, rows=count) else 1)
+        check_index(count, "pixels of a batch")
+        short = all(len(tensor.shape) == 2 for tensor in tensors)
+        aligned = by_fours(*tensors, rows=count) and not (short and inner % 4)
+        return cls(count, inner, 4 if aligned else 1, short)
 
     @classmethod
     def channel(cls, hw: int, *tensors: DeviceArray) -> Rows:
@@ -90,19 +116,23 @@ class Rows:
     @property
     def blocks(self) -> int:
         """Blocks of the grid."""
+        if self.short:
+            threads = -(-self.count // UNROLL) * (self.inner // self.width)
+            return -(-check_index(threads, "threads of a kernel") // THREADS)
         return self.count * self.chunks()
 
     @property
     def args(self) -> tuple[int, int, int]:
-        """inner, chunks, width: what kernels take."""
-        return self.inner, self.chunks(), self.width
+        """inner, chunks, width: what kernels take; of short rows inner, how many, and -width."""
+        return (self.inner, self.count, -self.width) if self.short else (self.inner, self.chunks(), self.width)
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
     """The numbers of each channel of a batch, shared out among `splits` blocks a channel, and added up in two steps.
 
-    The cut depends on shapes only, never on the GPU or a limit: sums are the same bits everywhere.
+    Where a channel has one number an image, as in rows of pixels, a block has COLUMNS channels. The cut depends on
+    shapes only, never on the GPU or a limit: sums are the same bits everywhere.
 
     Attributes:
         channels: C.
@@ -121,38 +151,44 @@ class Channels:
 
     TARGET_BLOCKS = 2048
     LEAST_SHARE = 4096
+    LEAST_ROWS = 256
 
     @classmethod
     def of(cls, *tensors: DeviceArray) -> Channels:
         """Of tensors (N, C, ...) of equal size; C and hw are the first one's."""
         n, c = tensors[0].shape[:2]
         hw = tensors[0].image_size // c
-        splits, share = cls.split(c, n * hw)
-        aligned = hw % 4 == 0 and by_fours(*tensors, rows=n)
+        splits, share = cls.split(n, c, hw)
+        aligned = (c if hw == 1 else hw) % 4 == 0 and by_fours(*tensors, rows=n)
         return cls(c, hw, n * hw, splits, share, 4 if aligned else 1)
 
     @classmethod
-    def split(cls, channels: int, count: int) -> tuple[int, int]:
-        """Blocks a channel, enough to fill a GPU, and their share of `count` numbers, a multiple of 4."""
-        check_index(count, "numbers of one channel of a batch")
-        splits = max(1, min(-(-cls.TARGET_BLOCKS // channels), count // cls.LEAST_SHARE))
-        share = -(-count // (4 * splits)) * 4
+    def split(cls, n: int, channels: int, hw: int) -> tuple[int, int]:
+        """Blocks a channel, enough to fill a GPU, and their share of its `n` * `hw` numbers."""
+        count = check_index(n * hw, "numbers of one channel of a batch")
+        if hw == 1:
+            splits = max(1, min(-(-cls.TARGET_BLOCKS * COLUMNS // (2 * channels)), count // cls.LEAST_ROWS))
+            share = -(-count // splits)
+        else:
+            splits = max(1, min(-(-cls.TARGET_BLOCKS // channels), count // cls.LEAST_SHARE))
+            share = -(-count // (4 * splits)) * 4
         return -(-count // share), share
 
     @property
     def blocks(self) -> int:
         """Blocks of the grid of the first step."""
-        return self.channels * self.splits
+        return self.splits * (-(-self.channels // COLUMNS) if self.hw == 1 else self.channels)
 
     @property
-    def args(self) -> tuple[int, int, int, int, int]:
-        """hw, count, splits, share, width: what the kernels of the first step take."""
-        return self.hw, self.count, self.splits, self.share, self.width
+    def args(self) -> tuple[int, int, int, int, int, int]:
+        """channels, hw, count, splits, share, width: what the kernels of the first step take."""
+        width = -self.width if self.hw == 1 else self.width
+        return self.channels, self.hw, self.count, self.splits, self.share, width
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of the sums between the two steps: two float64 a block."""
-        return 16 * self.blocks
+        """Bytes of the sums between the two steps: two float64 a channel and split."""
+        return 16 * self.channels * self.splits
 
 
 def join_blocks(channels: int) -> int:

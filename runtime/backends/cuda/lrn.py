@@ -1,4 +1,4 @@
-"""Local response normalisation across channels on the GPU; see vdnn.layers.lrn and lrn.cu.
+"""Local response normalisation across channels on the GPU; see vdnn.layers.lrn, lrn.cu, and lrn_pixels.cu for NHWC.
 
     lrn_forward(op, {"x": x, "y": y}, kernels, stream)
 
@@ -12,15 +12,30 @@ from typing import Any
 
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cuda.array import DeviceArray
-from vdnn.runtime.backends.cuda.launch import THREADS, Arrays, Kernels, check_index, operands
+from vdnn.runtime.backends.cuda.launch import (
+    THREADS,
+    Arrays,
+    Kernels,
+    all_channels_last,
+    check_index,
+    operands,
+    pixel_width,
+)
 from vdnn.runtime.backends.cuda.source import constants, source
 
 GROUP = constants(source())["GROUP"]
+FIVE = 5
+"""The window that has code of its own."""
 
 
 def lrn_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """y = x * scale^-beta."""
     x, y = operands(op, arrays, "x", "y")
+    if all_channels_last(op, x, y):
+        blocks, shape = _pixels(op, x, y)
+        args = [x.ptr, x.pixel_stride, y.ptr, y.pixel_stride, *shape, *_formula(op)]
+        kernels.launch("lrn_pixels_forward", blocks, args, stream)
+        return
     blocks, shape = _columns(x)
     args = [x.ptr, x.image_stride, y.ptr, y.image_stride, *shape, *_formula(op)]
     kernels.launch("lrn_forward", blocks, args, stream)
@@ -29,11 +44,13 @@ def lrn_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
 def lrn_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """dx from x, y and dy; added to dx if op accumulates it."""
     found = operands(op, arrays, "x", "y", "dy", "dx")
-    blocks, shape = _columns(found[0])
-    pointers = [value for array in found for value in (array.ptr, array.image_stride)]
+    by_pixels = all_channels_last(op, *found)
+    blocks, shape = _pixels(op, *found) if by_pixels else _columns(found[0])
+    steps = [array.pixel_stride if by_pixels else array.image_stride for array in found]
+    pointers = [value for array, step in zip(found, steps, strict=True) for value in (array.ptr, step)]
     slope = 2 * op.attrs["alpha"] * op.attrs["beta"] / op.attrs["size"]
     args = [*pointers, *shape, *_formula(op), slope, bool(op.accumulate)]
-    kernels.launch("lrn_backward", blocks, args, stream)
+    kernels.launch("lrn_pixels_backward" if by_pixels else "lrn_backward", blocks, args, stream)
 
 
 def _columns(x: DeviceArray) -> tuple[int, tuple[int, int, int]]:
@@ -42,6 +59,14 @@ def _columns(x: DeviceArray) -> tuple[int, tuple[int, int, int]]:
     hw = x.image_size // channels
     pixels = check_index(x.shape[0] * hw, "pixels of a batch")
     return -(-pixels // THREADS) * -(-channels // GROUP), (channels, hw, pixels)
+
+
+def _pixels(op: Op, *tensors: DeviceArray) -> tuple[int, tuple[int, int, int]]:
+    """The grid in NHWC, and (C, N * H * W, channels of a thread)."""
+    n, channels, h, w = tensors[0].shape
+    width = pixel_width(*tensors) if op.attrs["size"] == FIVE else 1
+    threads = check_index(n * h * w * (channels // width), "groups of channels of a batch")
+    return -(-threads // THREADS), (channels, n * h * w, width)
 
 
 def _formula(op: Op) -> tuple[int, float, float, float]:

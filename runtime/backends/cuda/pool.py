@@ -1,10 +1,10 @@
-"""Pooling on the GPU; see vdnn.layers.pool, pool.cu, and pool_fixed.cu for the usual windows.
+"""Pooling on the GPU; see vdnn.layers.pool, pool.cu, pool_fixed.cu for the usual windows, pool_pixels.cu for NHWC.
 
     pool_forward(op, {"x": x, "y": y}, kernels, stream)
 
-x, dx (N, C, H, W), y, dy (N, C, P, Q), float32, any of them channels of a larger tensor; indices (N, C, P, Q) uint8.
-op.attrs: mode "max" or "average", kernel, stride, padding (pairs, vertical first), count_include_pad. Backward gathers:
-each pixel looks up the windows that hold it, so that sums have one order.
+x, dx (N, C, H, W), y, dy (N, C, P, Q), float32, any of them channels of a larger tensor; indices (N, C, P, Q) uint8;
+all NCHW or all NHWC. op.attrs: mode "max" or "average", kernel, stride, padding (pairs, vertical first),
+count_include_pad. Backward gathers: each pixel looks up the windows that hold it, so that sums have one order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from vdnn.runtime.backends.cuda.launch import (
     Arrays,
     Kernels,
     Rows,
+    all_channels_last,
     by_fours,
+    check_index,
     operands,
 )
 
@@ -38,6 +40,10 @@ def pool_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """y = maximum or average over each window; indices, if the op has them, the places of the maxima."""
     x, y = operands(op, arrays, "x", "y")
     indices = _optional(op, arrays, "indices", "uint8")
+    if _by_pixels(op, x, y, indices):
+        groups, args = _pixel_args(op, x, y, [x, y, indices])
+        kernels.launch("pool_pixels_forward", _pixel_blocks(y, groups), [*args, _mode(op)], stream)
+        return
     inputs, outputs, fixed = Rows.images(x), Rows.images(y), _fixed(op)
     args = _places(x, y, indices)
     if fixed is None:
@@ -60,6 +66,11 @@ def pool_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None
     dy, dx = operands(op, arrays, "dy", "dx")
     indices, y = _optional(op, arrays, "indices", "uint8"), _optional(op, arrays, "y")
     x = operands(op, arrays, "x")[0] if _mode(op) == MAXIMUM and indices is NOTHING else NOTHING
+    if _by_pixels(op, x, y, indices, dy, dx):
+        groups, args = _pixel_args(op, dx, dy, [x, y, indices, dy, dx])
+        args += [_mode(op), bool(op.accumulate)]
+        kernels.launch("pool_pixels_backward", _pixel_blocks(dx, groups), args, stream)
+        return
     rows, fixed, adds = Rows.images(dx), _fixed(op), bool(op.accumulate)
     if _is_global_average(op, dx):
         args = [*_places(dy, dx), dx.shape[2] * dx.shape[3], *rows.args, adds]
@@ -78,6 +89,39 @@ def pool_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None
         args += [adds] if indexed else [_mode(op), adds]
         name = "indexed" if indexed else "backward"
         kernels.launch(f"pool_{name}_{fixed}", rows.count * chunks, args, stream)
+
+
+def _by_pixels(op: Op, *arrays: DeviceArray) -> bool:
+    """Whether these are in NHWC; of images of one pixel, as a global pool gives, that is not to be seen."""
+    given = [array for array in arrays if array is not NOTHING]
+    if not any(array.is_channels_last for array in given):
+        return False
+    return all_channels_last(op, *(array for array in given if array.shape[2:] != (1, 1)))
+
+
+def _pixel_args(op: Op, x: DeviceArray, y: DeviceArray, arrays: list[DeviceArray]) -> tuple[int, list[int]]:
+    """Threads for the channels of a pixel, and the arguments up to `width` of the kernels in pool_pixels.cu.
+
+    x: the images or their gradient; y: the outputs or theirs; arrays: what the kernel takes, in order.
+    """
+    given = [array for array in arrays if array is not NOTHING]
+    n, channels = x.shape[:2]
+    width = 4 if channels % 4 == 0 and all(_pixels_by_fours(array) for array in given) else 1
+    args = [value for array in arrays for value in (array.ptr, 0 if array is NOTHING else _pixel_step(array))]
+    return channels // width, [*args, *_windows(op, x, y), n, channels, width]
+
+
+def _pixel_step(array: DeviceArray) -> int:
+    return array.pixel_stride if array.is_channels_last else array.image_stride
+
+
+def _pixels_by_fours(array: DeviceArray) -> bool:
+    return array.ptr % (4 * array.itemsize) == 0 and _pixel_step(array) % 4 == 0
+
+
+def _pixel_blocks(array: DeviceArray, groups: int) -> int:
+    n, _, height, width = array.shape
+    return -(-check_index(n * height * width * groups, "groups of channels of a batch") // THREADS)
 
 
 def _places(*arrays: DeviceArray) -> list[int]:

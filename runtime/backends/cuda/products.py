@@ -47,6 +47,7 @@ def conv_problem(op: Op, arrays: Mapping[str, DeviceArray]) -> ConvProblem:
         _four(x.strides),
         _four(y.strides),
         alignment=min(16, *(_alignment(a.ptr) for a in (x, w, y))),
+        layout=x.layout,
     )
 
 
@@ -60,7 +61,7 @@ def _unplaced(program: Program, name: str) -> DeviceArray:
     spec: TensorSpec = program.tensors[name]
     root = program.tensors[spec.storage]
     start = DTYPE_BYTES[spec.dtype] * first_element(spec, root)
-    return DeviceArray(start, spec.shape, element_strides(spec, root), spec.dtype, spec.nbytes)
+    return DeviceArray(start, spec.shape, element_strides(spec, root), spec.dtype, spec.nbytes, spec.layout)
 
 
 def _four(values: Any) -> tuple[int, int, int, int]:

@@ -110,6 +110,11 @@ class Search:
                 self.note(_words(problem, self.known[key], perf_counter() - started))
         return self.known[key].candidates
 
+    def knows_all(self, problem: ConvProblem) -> bool:
+        """Whether none of its algorithms needed more than the limit, and so was left out of `candidates`."""
+        self.candidates(problem)
+        return self.known[str(problem)].limit_bytes is None
+
     def _measure(self, problem: ConvProblem) -> Measured:
         plans = self.products.plans(problem, tensor_cores=self.precision != "fp32", named_only=self.named_only)
         plans = shortlist(plans)
@@ -134,6 +139,9 @@ class Search:
                 continue
             if result.error > TOLERANCE[self.precision]:  # Winograd with large tiles, say: fast, but not fp32
                 left_out[plan.algorithm] = f"error {result.error:.1e} against float64"
+                continue
+            if not result.stays_within:  # as if the tensor were whole: other channels of it would be lost
+                left_out[plan.algorithm] = "writes between the channels it is given"
                 continue
             if reference is None:
                 reference = result.sample

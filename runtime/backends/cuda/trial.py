@@ -10,7 +10,9 @@ the operands then come from memory as in a training step, and the GPU is busy un
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from math import prod
 from statistics import median
 from types import TracebackType
@@ -29,6 +31,7 @@ ROUNDS = 5
 GIVE_UP = 1.5
 """A plan whose first timed run takes this many times the best is not run again."""
 ALIGN = 512
+ImageOf = Callable[[str, int], NDArray[np.float32]]
 SAMPLE = 2**18
 """Results compared at the start, in the middle and at the end of the output."""
 BUSY_BYTES = 5 * 2**28
@@ -45,12 +48,14 @@ class Result:
         error: root of the mean square of its differences from float64, over that of its results.
         sample: some of its results, for a comparison with other plans.
         repeats: whether two runs gave the same bits there.
+        stays_within: whether what lies between its images or pixels, such as other channels, was left alone there.
     """
 
     time_ms: float
     error: float
     sample: NDArray[np.float64]
     repeats: bool
+    stays_within: bool = True
 
 
 def operand_bytes(problem: ConvProblem) -> dict[str, int]:
@@ -96,7 +101,8 @@ class Trial:
             offset += _aligned(nbytes)
         self._workspace, self._scratch = offset, offset + self._workspace_bytes
         self.stream.synchronize()
-        self._exact = exact_pieces(self.problem, self._read)
+        images = lru_cache(maxsize=2)(self._image)  # of both operands: in NHWC channels come with their image
+        self._exact = exact_pieces(self.problem, partial(self._read, image_of=images))
         return self
 
     def __exit__(
@@ -120,14 +126,15 @@ class Trial:
 
         launch()
         self.stream.synchronize()
-        sample = self._sample(names[2])
+        sample, between = self._sample(names[2])
         error = self._error(names[2], sample)
         times = [self._timed(launch)]
         if times[0] <= GIVE_UP * best_ms:
             times += [self._timed(launch) for _ in range(ROUNDS - 1)]
-        again = self._sample(names[2])
+        again, _ = self._sample(names[2])
         repeats = bool(np.array_equal(sample, again, equal_nan=True))
-        return Result(median(times), error, sample.astype(np.float64), repeats)
+        stays_within = bool((between.view(np.uint8) == NAN_BYTE).all())
+        return Result(median(times), error, sample.astype(np.float64), repeats, stays_within)
 
     def _timed(self, launch: Any) -> float:
         if self.scratch_bytes:
@@ -152,8 +159,12 @@ class Trial:
     def _shape(self, role: str) -> tuple[int, int, int, int]:
         return {"x": self.problem.x, "w": self.problem.w, "y": self.problem.y}[role]
 
-    def _read(self, role: str, i: int, first: int, count: int) -> NDArray[np.float32]:
-        """Elements [i, first:first + count] of an operand."""
+    def _read(
+        self, role: str, i: int, first: int, count: int, *, image_of: ImageOf | None = None
+    ) -> NDArray[np.float32]:
+        """Elements [i, first:first + count] of an operand; in NHWC from its image as `image_of` or `_image` has it."""
+        if self.problem.layout == "NHWC":
+            return (image_of or self._image)(role, i)[..., first : first + count].transpose(2, 0, 1)
         rows, columns = self._shape(role)[2:]
         found = np.empty((count, rows, columns), np.float32)
         start = i * self.problem.strides()[role][0] + first * rows * columns
@@ -161,18 +172,29 @@ class Trial:
         self._runtime.memcpy(found.ctypes.data, self._places[role] + 4 * start, found.nbytes, kind)
         return found
 
-    def _sample(self, role: str) -> NDArray[np.float32]:
-        """Some of the elements of an operand, without those between its images."""
+    def _image(self, role: str, i: int) -> NDArray[np.float32]:
+        """Image or filter i of an operand in NHWC, (rows, columns, channels), channels of others behind its own."""
+        strides = self.problem.strides()[role]
+        found = np.empty((*self._shape(role)[2:], strides[3]), np.float32)
+        source = self._places[role] + 4 * i * strides[0]
+        self._runtime.memcpy(found.ctypes.data, source, found.nbytes, self._runtime.memcpyDeviceToHost)
+        return found
+
+    def _sample(self, role: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Some of the elements of an operand, and of those between its images or pixels."""
         address, count = self._places[role], self._sizes[role] // 4
-        image = prod(self._shape(role)[1:])
-        step = self.problem.strides()[role][0]
+        by_pixels = self.problem.layout == "NHWC"
+        step = self.problem.strides()[role][3 if by_pixels else 0]
+        own = self._shape(role)[1] if by_pixels else prod(self._shape(role)[1:])
         block = min(count, SAMPLE)
-        pieces = []
+        pieces, between = [], []
         for start in sorted({0, (count - block) // 2, count - block}):
             piece = np.empty(block, np.float32)
             self._runtime.memcpy(piece.ctypes.data, address + 4 * start, piece.nbytes, self._runtime.memcpyDeviceToHost)
-            pieces.append(piece[np.arange(start, start + block) % step < image])
-        return np.concatenate(pieces)
+            inside = np.arange(start, start + block) % step < own
+            pieces.append(piece[inside])
+            between.append(piece[~inside])
+        return np.concatenate(pieces), np.concatenate(between)
 
     def _fill_random(self, address: int, count: int, seed: int) -> None:
         """Normal numbers from a small host block, copied over and over: random enough for timing, at copy speed."""
