@@ -6,7 +6,7 @@ table.rows[0].paper, table.rows[0].values["simulated"], table.ratio(table.rows[0
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,13 @@ from vdnn.bench.paper_remarks import Number, remarks
 from vdnn.bench.paper_values import Runs, bar_values, choice
 
 SIMULATED, UNJOINED, MEASURED, BEST = "simulated", "unjoined", "measured", "best"
+USUAL = (SIMULATED, MEASURED)
 SHOWN: Mapping[str, tuple[str, ...]] = {
     "fig11": (SIMULATED, MEASURED, BEST),
     "fig14": (SIMULATED, UNJOINED, MEASURED, BEST),
     "fig15": (SIMULATED, MEASURED, BEST),
 }
-"""Columns besides the paper's of figures that have more than the usual two."""
+"""Columns besides the paper's of figures that have more than the USUAL two."""
 CHOICES = ("fig14", "fig15")
 """Figures that say what dyn chose."""
 
@@ -101,7 +102,7 @@ class Table:
 
 def make_table(figure: Figure, sources: Sources, networks: tuple[str, ...] | None = None) -> Table:
     """The table of `figure` from the runs of every column; of some `networks` only, if they are given."""
-    columns = [column for column in SHOWN.get(figure.key, (SIMULATED, MEASURED)) if column in sources.headings]
+    columns = [column for column in SHOWN.get(figure.key, USUAL) if column in sources.headings]
     rows = []
     for network, bars in figure.bars.items():
         if networks is not None and network not in networks:
@@ -120,11 +121,15 @@ def make_table(figure: Figure, sources: Sources, networks: tuple[str, ...] | Non
     exact = ", ".join(f"±{most:g} {unit}" for unit, most in figure.read_to.items())
     source = f"{figure.source}; read to {exact}" + ("; from memory only" if figure.recalled else "")
     headings = {column: sources.headings[column] for column in columns}
+    told = remarks_on(figure, rows)
+    return Table(figure.key, figure.title, figure.about, source, headings, figure.compared, tuple(rows), told)
+
+
+def remarks_on(figure: Figure, rows: Sequence[Row]) -> tuple[str, ...]:
+    """How well the simulated numbers in `rows` of `figure` agree with the paper's, in sentences."""
     numbers = [
         Number(row.network, row.bar, row.quantity, row.paper, row.values[SIMULATED], row.note)
         for row in rows
         if SIMULATED in row.values
     ]
-    return Table(
-        figure.key, figure.title, figure.about, source, headings, figure.compared, tuple(rows), remarks(figure, numbers)
-    )
+    return remarks(figure, numbers)

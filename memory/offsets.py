@@ -22,6 +22,8 @@ WIDTHS = (4, 16, 64, 256)
 """States kept by the beam search, tried in turn."""
 CEILINGS = (1.0, 1.001, 1.0025, 1.005, 1.01, 1.02, 1.04)
 """Heights tried, as multiples of the bound; the first only where there are few blocks."""
+LOOSE = 0.999
+"""Of a given room, what large blocks are placed under, so that the small ones fit in as well."""
 ENOUGH = 1.001
 """A height that ends the search of orders, as a multiple of the bound."""
 ORDERS_WORK = 4_000_000
@@ -81,7 +83,7 @@ def _place(blocks: tuple[Block, ...], room: int | None, work: int) -> tuple[tupl
             offsets, height = tried, top
     ceilings = [align(int(bound * factor)) for factor in (CEILINGS if len(blocks) < FEW else CEILINGS[1:])]
     if room is not None:  # what fits first, then what is tidy
-        fits = room // ALIGNMENT * ALIGNMENT
+        fits = int(room * LOOSE) // ALIGNMENT * ALIGNMENT
         ceilings = [fits, *(ceiling for ceiling in reversed(ceilings) if ceiling < fits)]
     for ceiling in ceilings:  # a block may hang from it, so it must be a place to begin
         if height <= ceiling:

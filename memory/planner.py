@@ -24,6 +24,8 @@ from vdnn.memory.schedule import Action, Schedule, make_schedule
 from vdnn.memory.sync import synchronise
 from vdnn.units import format_bytes
 
+LEAST_STEP = 0.005
+"""Of the room: what a further try leaves free at least."""
 LOOK_WORK, MOST_LOOK, TIDY_WORK = 250_000_000, 400_000, 1_500_000
 """Of the search for places where any height within the room will do: to look at a plan, divided by its number of
 blocks, as large plans are looked at no longer than small ones, and at most; and for the plan itself."""
@@ -130,7 +132,7 @@ def _fit(planned: Program, decisions: Decisions, room: int | None, final: bool) 
         if best.height <= room:
             return best
         # fragmentation took more than there is: schedule again for what was lost
-        target -= tried.height - room
+        target -= max(tried.height - room, int(LEAST_STEP * room))
         tried = _try(planned, decisions, target, final)
         best = min(best, tried, key=attrgetter("height"))
     if best.height > room and (final or not _is_paced(decisions)):

@@ -34,8 +34,9 @@ from vdnn.units import format_bytes
 MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL = "memory-optimal", "performance-optimal"
 FEATURE_KINDS = ("conv", "pool", "lrn", "batchnorm")
 """Layers whose input backward may read again; ReLU works in place and reads its output, sums read nothing."""
-SPARES = (1, 2)
-"""Room that dyn tries to leave beside workspaces for copies in flight, in largest offloaded maps."""
+SPARES, ROOM_SPARES, FEW_SPARES, MANY_OPS = (0.5, 1, 2, 3), (0.1, 0.2), (1, 2), 600
+"""Room that dyn tries to leave beside workspaces for copies in flight, in largest offloaded maps, and in shares of all
+the room there is; for programs of more ops, each of which takes longer to plan, only FEW_SPARES maps."""
 STEPS = 5
 """Attempts at algorithms that fit, as placement takes more than what is live; in the last, every layer's smallest."""
 
@@ -166,13 +167,22 @@ def dyn(program: Program, costs: CostTable, budget: Budget) -> Decisions:
     chosen = replace(decisions, policy="dyn", notes=notes)
     if budget.paper or budget.device_bytes is None or not chosen.offload:
         return _tell_slices(chosen)
+    persistent = budget.persistent(program)
     options = [chosen]
     if budget.algorithms == PERFORMANCE_OPTIMAL:
-        largest = max(program.tensors[storage].nbytes for storage in chosen.offload)
-        for share in SPARES:  # less workspace leaves copies more room
-            slower = _step_down(program, costs, budget, chosen, share * largest)
-            options += [slower] if slower is not None else []
-    return _tell_slices(refine(program, costs, options, budget.device_bytes, budget.persistent(program)))
+        for spare in _spares(program, chosen, budget.device_bytes - persistent[1]):  # less workspace, more for copies
+            for slices in {budget.slices, False}:
+                option = _step_down(program, costs, replace(budget, slices=slices), chosen, spare)
+                options += [option] if option is not None and option not in options else []
+    return _tell_slices(refine(program, costs, options, budget.device_bytes, persistent))
+
+
+def _spares(program: Program, decisions: Decisions, room: int) -> list[int]:
+    """Bytes to leave free beside workspaces, to be tried."""
+    largest = max(program.tensors[storage].nbytes for storage in decisions.offload)
+    if len(program.ops) > MANY_OPS:
+        return [share * largest for share in FEW_SPARES]
+    return [int(share * largest) for share in SPARES] + [int(share * room) for share in ROOM_SPARES]
 
 
 POLICIES: Mapping[str, Policy] = {"base": base, "none": none, "all": all_, "conv": conv, "dyn": dyn}

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from vdnn.runtime.algos import DIRECTIONS, Study, limit_text, ms_text
-from vdnn.runtime.files import write_file
+from vdnn.runtime.files import write_output
 from vdnn.runtime.plots import DOTS_PER_INCH, check_picture_path
 from vdnn.units import MIB, format_bytes
 
@@ -55,7 +55,7 @@ def draw_study(study: Study, limits: Sequence[int | None], path: str) -> None:
     figure.suptitle(title(study), fontsize=11)
     buffer = BytesIO()
     figure.savefig(buffer, format=suffix[1:], dpi=DOTS_PER_INCH)
-    write_file(path, buffer.getvalue())
+    write_output(path, buffer.getvalue())
 
 
 def title(study: Study) -> str:

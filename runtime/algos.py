@@ -26,7 +26,7 @@ from vdnn.runtime.algorithm_table import AlgorithmTable
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, unplaced_problem
 from vdnn.runtime.planset import Recipe
-from vdnn.units import MIB, format_bytes
+from vdnn.units import format_bytes
 
 DIRECTIONS = tuple(direction for direction, *_ in CONV_KINDS.values())
 MOST_SENTENCES = 3
@@ -231,7 +231,7 @@ def purchases(study: Study, limits: Sequence[int | None]) -> list[str]:
         rows.sort(key=lambda row: -row[0])
         least = LEAST_GAIN * study.total(low).time_ms
         parts = [
-            f"{ms_text(time_ms)} less with {nbytes / MIB:,.0f} MiB more in {conv.layer} {conv.direction}"
+            f"{ms_text(time_ms)} less with {format_bytes(nbytes)} more in {conv.layer} {conv.direction}"
             for time_ms, nbytes, conv in rows[:MOST_SENTENCES]
             if time_ms >= least
         ]
@@ -278,5 +278,11 @@ def limit_text(limit_bytes: int | None) -> str:
 
 
 def ms_text(time_ms: float) -> str:
-    """ms with one decimal, or two significant digits where that says more: "1.9 ms", "0.032 ms"."""
-    return f"{time_ms:,.1f} ms" if time_ms >= 1 else f"{time_ms:.2g} ms"
+    """ms with three significant digits: "1,235 ms", "1.94 ms", "0.0321 ms"."""
+    return f"{ms_number(time_ms)} ms"
+
+
+def ms_number(time_ms: float) -> str:
+    """The number of `ms_text`."""
+    exponent = int(f"{time_ms:.2e}".partition("e")[2])  # after rounding: 9.996 is 10.0
+    return f"{time_ms:,.{max(0, 2 - exponent)}f}" if time_ms else "0"

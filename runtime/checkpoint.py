@@ -26,7 +26,7 @@ from vdnn.errors import CheckpointError, VdnnError
 from vdnn.runtime.state_file import STATE, State, Weights, read_state, write_state
 from vdnn.runtime.tensor_file import read_tensors, write_tensors
 
-__all__ = ["State", "check_tensors", "latest", "load", "load_state", "prune", "save", "set_aside"]
+__all__ = ["State", "check_tensors", "is_unfinished", "latest", "load", "load_state", "prune", "save", "set_aside"]
 
 WEIGHTS = "weights.safetensors"
 _FOLDER = re.compile(r"step-([0-9]{8,16})")
@@ -98,6 +98,11 @@ def latest(folder: Path, newest: int | None = None) -> Path | None:
     """The complete checkpoint of the highest step in `folder`, `newest` at most; None if there is none."""
     found = _complete(folder)
     return next((path for step, path in found.items() if newest is None or step <= newest), None)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether `path` is what a killed save has left, which the next save removes."""
+    return path.name.startswith(_WRITING)
 
 
 def load(path: Path) -> tuple[dict[str, NDArray[Any]], State]:

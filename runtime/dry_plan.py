@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vdnn.errors import BudgetError
 from vdnn.layers.graph import Graph
 from vdnn.layers.op import Program
 from vdnn.memory.costs import CostTable
 from vdnn.memory.decisions import Decisions
 from vdnn.memory.plan import Plan
-from vdnn.memory.policy import MEMORY_OPTIMAL, POLICIES, Budget, smallest_plan
+from vdnn.memory.policy import MEMORY_OPTIMAL, POLICIES, Budget, make_plan, smallest_plan
 from vdnn.memory.report import Report
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.config import Config
@@ -27,6 +28,7 @@ SMALLEST: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "dyn": ("all", {"algorithms": MEMORY_OPTIMAL}, "all with memory-optimal algorithms"),
 }
 """Policy that searches → what it takes last: a policy, what it changes of the budget, and both in words."""
+DYN = "dyn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +82,42 @@ def whole_step(worst: Report, parts: list[Report], batch_size: int) -> Report:
 
 
 def refused_plan(program: Program, costs: CostTable, policy: str, budget: Budget) -> tuple[Decisions, Plan]:
-    """The plan of `policy` that takes least of the device, for a budget in which none of its plans fits."""
+    """The plan of `policy` that takes least of the device, for a budget in which none of its plans fits.
+
+    Its last note says so, and which options on the command line would make it fit, if any does.
+    """
     slabs = (("device", budget.device_bytes), ("host", budget.host_bytes))
     limits = " and ".join(f"{format_bytes(n)} of the {slab}" for slab, n in slabs if n is not None)
     used, changes, words = SMALLEST.get(policy, (policy, {}, ""))
     free = replace(budget, device_bytes=None, host_bytes=None)
     decisions = POLICIES[used](program, costs, replace(free, **changes))
     how = [words] * bool(words) + ["nothing fetched early"] * bool(decisions.offload)
-    note = f"nothing fits in {limits} with policy '{policy}'; this is its smallest plan"
+    given = "" if policy in SMALLEST else " and these algorithms"
+    note = f"nothing fits in {limits} with policy '{policy}'{given}; this is its smallest plan"
     note += f": {', '.join(how)}" if how else ""
+    fitting = fitting_options(program, costs, policy, budget)
+    note += f"; what fits: {' or '.join(fitting)}" if fitting else ""
     decisions = replace(decisions, policy=policy, prefetch_bytes=0, notes=(*decisions.notes, note))
     return decisions, smallest_plan(program, decisions, free)
+
+
+def fitting_options(program: Program, costs: CostTable, policy: str, budget: Budget) -> list[str]:
+    """Options that alone make a plan of a refused `policy` that fits: memory-optimal algorithms, or policy dyn."""
+    if policy in SMALLEST:  # it has tried all there is
+        return []
+    least = replace(budget, algorithms=MEMORY_OPTIMAL)
+    found = []
+    if budget.algorithms != MEMORY_OPTIMAL and _fits(program, costs, policy, least):
+        found.append(f"--algorithms {MEMORY_OPTIMAL}")
+    # dyn ends with one of these two, the second where the host has no room; to search through the rest takes longer
+    if any(_fits(program, costs, last, least) for last in ("all", "none")):
+        found.append(f"--policy {DYN}")
+    return found
+
+
+def _fits(program: Program, costs: CostTable, policy: str, budget: Budget) -> bool:
+    try:
+        make_plan(program, costs, policy, budget)
+    except BudgetError:
+        return False
+    return True

@@ -1,6 +1,7 @@
 """Files written whole or not at all, under a name that the user chose.
 
     write_file("plan.json", text.encode())
+    write_output("runs/plan.json", text.encode())       # makes runs/ too
 
 A hidden sibling is written and then renamed, so that a kill or a full disk never leaves half a file.
 """
@@ -64,8 +65,23 @@ def write_file(path: str | Path, content: bytes) -> None:
                 part.unlink(missing_ok=True)
             raise
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        message = f"file '{target}' cannot be written: {reason}"
-        if isinstance(error, OSError) and not is_place_fault(error):
-            raise VdnnError(message) from error
-        raise ConfigError(f"{message}; choose another place for it") from error
+        raise _refused(target, error) from error
+
+
+def write_output(path: str | Path, content: bytes) -> None:
+    """`write_file` for a result whose place the user chose: folders above it that are not there are made."""
+    target = Path(path)
+    try:
+        with suppress(FileExistsError):  # a file where a folder should be: `write_file` says so
+            target.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise _refused(target, error) from error
+    write_file(target, content)
+
+
+def _refused(target: Path, error: OSError | ValueError) -> VdnnError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    message = f"file '{target}' cannot be written: {reason}"
+    if isinstance(error, OSError) and not is_place_fault(error):
+        return VdnnError(message)
+    return ConfigError(f"{message}; choose another place for it")

@@ -27,7 +27,7 @@ from vdnn.memory.costs import CostTable
 from vdnn.memory.decisions import Decisions
 from vdnn.memory.plan import Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, align
 from vdnn.memory.report import CATEGORIES, Report, category, make_report
-from vdnn.runtime.files import write_file
+from vdnn.runtime.files import write_output
 from vdnn.units import GIB, MIB, format_bytes, format_ms
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -145,7 +145,7 @@ def draw_plan(plan: Plan, program: Program, decisions: Decisions, costs: CostTab
     figure.suptitle(_title(report), fontsize=11)
     buffer = BytesIO()
     figure.savefig(buffer, format=suffix[1:], dpi=DOTS_PER_INCH)
-    write_file(path, buffer.getvalue())
+    write_output(path, buffer.getvalue())
 
 
 def check_picture_path(path: str) -> str:

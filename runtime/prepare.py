@@ -115,10 +115,14 @@ def make_budget(config: Config, backend: Backend, reserve_bytes: int | None = No
     reserve = backend.caps.reserve_bytes if reserve_bytes is None else reserve_bytes
     limit = memory.limit if memory.limit is not None else backend.caps.memory_bytes
     if limit <= reserve:
+        held = (
+            f"but CUDA and its libraries alone hold {format_bytes(reserve)} of this GPU for the process; state more "
+            "than that, or use --device cpu, where it limits the slab alone"
+        )
+        none = "expected more than 0 bytes; state an amount such as 12GiB, or leave it out for all that the device has"
         raise BudgetError(
-            f"memory.limit is {format_bytes(limit)}, but CUDA and its libraries alone hold {format_bytes(reserve)} of "
-            "this GPU for the process; state more than that, or use --device cpu, where it limits the slab alone",
-            layer="context",
+            f"memory.limit is {format_bytes(limit)}, {held if reserve else none}",
+            layer="context" if reserve else "slab",
             needed_bytes=reserve,
             budget_bytes=limit,
             smallest_bytes=None,
@@ -197,6 +201,12 @@ def prepare(
     )
     budget = make_budget(config, backend, reserve_bytes)
     steps = make_steps(config, source)
+    images = len(source.train)
+    if config.train.batch_size > images and progress is not None:  # said first: the plan may be refused for its size
+        progress(
+            f"note: train.batch_size is {config.train.batch_size:,}, but there are only {images:,} training images: "
+            f"a step trains {images:,}"
+        )
     plans = build_plans(
         graph,
         steps.keys(),

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from vdnn.errors import CheckpointError, ConfigError, VdnnError
-from vdnn.runtime.checkpoint import latest
+from vdnn.runtime.checkpoint import is_unfinished, latest
 from vdnn.runtime.files import is_place_fault, user_path, write_file
 
 CONFIG, PLAN, METRICS, CHECKPOINTS = "config.yaml", "plan.json", "metrics.csv", "checkpoints"
@@ -70,6 +70,10 @@ class Metrics:
         """Whether an earlier run has left a row of this step and split."""
         return any(int(row["step"]) == step and row["split"] == split for row in self._rows())
 
+    def is_bare(self) -> bool:
+        """Whether the file on disk has nothing after its header."""
+        return not self.path.read_bytes().partition(b"\n")[2].strip()
+
     def _rows(self) -> list[dict[str, str]]:
         """Whole rows on disk; a kill may have cut the last one."""
         if not self.path.is_file():
@@ -91,14 +95,20 @@ def _write(path: Path, text: str) -> None:
 
 
 class RunFolder:
-    """Paths of one run, which only one process writes to at a time."""
+    """Paths of one run, which only one process writes to at a time.
+
+    Attributes:
+        reused: whether it is that of an earlier run, which left nothing worth keeping.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         self.checkpoints = path / CHECKPOINTS
         self.metrics = Metrics(path / METRICS)
+        self.reused = False
         self._made: list[Path] = []
         self._lock: int | None = None
+        self._locked = False
 
     def __enter__(self) -> RunFolder:
         return self
@@ -113,7 +123,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, wanted: str) -> RunFolder:
-        """A new, claimed folder at `wanted`, or `wanted`-2, -3, ... if that is there; ConfigError if that fails."""
+        """A claimed folder at `wanted`, or `wanted`-2, -3, ... if that is there; ConfigError if that fails.
+
+        It is a new one, or that of a run that was killed before its first row of metrics and its first checkpoint.
+        """
         base = _base(wanted)
         made: list[Path] = []
         path = base
@@ -135,6 +148,9 @@ class RunFolder:
                         raise ConfigError(
                             f"output '{path}' is a file; choose a folder with --output", key="output"
                         ) from None
+                    abandoned = cls._reuse(path)
+                    if abandoned is not None:
+                        return abandoned
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             message = f"output folder '{path}' cannot be made: {reason}"
@@ -152,24 +168,54 @@ class RunFolder:
         return folder
 
     @classmethod
+    def _reuse(cls, path: Path) -> RunFolder | None:
+        """The run at `path`, claimed, if it was killed before it had anything to keep; else None."""
+        folder = cls(path)
+        try:
+            # first without a claim: another run may be about to make its own, which it does before it writes metrics
+            if folder._is_abandoned():
+                folder.claim()
+                if folder._locked and folder._is_abandoned():
+                    folder.reused = True
+                    return folder
+        except (OSError, CheckpointError):  # it cannot be read, is in use, or has gone
+            pass
+        folder.release()
+        return None
+
+    def _is_abandoned(self) -> bool:
+        """Whether a run has begun here and left neither a row nor a checkpoint, and there is nothing else."""
+        names = {path.name for path in self.path.iterdir()}
+        if METRICS not in names or not names <= {CONFIG, PLAN, METRICS, CHECKPOINTS}:
+            return False
+        saved = self.checkpoints.iterdir() if CHECKPOINTS in names else ()
+        return self.metrics.is_bare() and all(is_unfinished(path) for path in saved)
+
+    @classmethod
     def find_checkpoint(cls, resume: str, wanted: str) -> Path:
         """The checkpoint that --resume means: a path, or with "auto" the newest of the runs at `wanted`, `wanted`-2."""
         if resume != "auto":
             path = user_path(resume)
-            return latest(path / CHECKPOINTS) or latest(path) or path
+            found = latest(path / CHECKPOINTS) or latest(path)
+            if found is None and (path / METRICS).is_file():
+                raise CheckpointError(_none_yet(path))
+            return found or path
         base = _base(wanted)
         pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
         try:
             runs = [p for p in base.parent.iterdir() if pattern.fullmatch(p.name)] if base.parent.is_dir() else []
         except OSError as error:
             raise CheckpointError(f"folder '{base.parent}' cannot be read: {error.strerror}") from error
-        found = [c for c in (latest(run / CHECKPOINTS) for run in runs) if c is not None]
-        if not found:
-            raise CheckpointError(
-                f"nothing to resume: no checkpoint in '{base}' (or '{base}-2', ...); start without --resume, or give "
-                "a checkpoint's path"
-            )
-        return max(found, key=lambda path: path.stat().st_mtime)
+        checkpoints = [c for c in (latest(run / CHECKPOINTS) for run in runs) if c is not None]
+        if checkpoints:
+            return max(checkpoints, key=lambda path: path.stat().st_mtime)
+        begun = sorted(run for run in runs if (run / METRICS).is_file())
+        if begun:
+            raise CheckpointError(_none_yet(begun[0]))
+        raise CheckpointError(
+            f"nothing to resume: no checkpoint in '{base}' (or '{base}-2', ...); start without --resume, or give "
+            "a checkpoint's path"
+        )
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> RunFolder | None:
@@ -194,7 +240,9 @@ class RunFolder:
                 "without --resume"
             ) from error
         except OSError:  # a file system without locks
-            pass
+            self._locked = False
+        else:
+            self._locked = True
         self._lock = handle
 
     def release(self) -> None:
@@ -221,6 +269,13 @@ class RunFolder:
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """Write JSON whole or not at all."""
         self.write(name, json.dumps(data, indent=1))
+
+
+def _none_yet(run: Path) -> str:
+    return (
+        f"nothing to resume: the run in '{run}' has no checkpoint yet (it was stopped before its first one); the same "
+        "command without --resume starts anew"
+    )
 
 
 def _base(wanted: str) -> Path:

@@ -25,7 +25,7 @@ from vdnn.memory.clock import BUSY, Timing
 from vdnn.memory.passes import batch_of
 from vdnn.memory.plan import STREAMS, Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Step
 from vdnn.runtime.backend import Backend
-from vdnn.runtime.files import write_file
+from vdnn.runtime.files import write_output
 
 LAYERS = "layers"
 TRACKS = {LAYERS: "layers", "compute": "stream compute", "out": "stream out: to host", "in": "stream in: from host"}
@@ -87,8 +87,8 @@ class Trace:
         return {"traceEvents": rows, "displayTimeUnit": "ms", "otherData": {"title": self.title}}
 
     def write(self, path: str | Path) -> None:
-        """Write the file whole or not at all; ConfigError if that cannot be."""
-        write_file(path, json.dumps(self.to_json(), separators=(",", ":")).encode())
+        """Write the file whole or not at all, its folder too; ConfigError if that cannot be."""
+        write_output(path, json.dumps(self.to_json(), separators=(",", ":")).encode())
 
 
 def _names(what: str, thread: int, **args: Any) -> dict[str, Any]:
@@ -100,8 +100,9 @@ def check_trace_path(path: str) -> None:
     target = Path(path)
     if target.is_dir():
         raise ConfigError(f"trace '{path}' is a folder; give the name of a file, such as trace.json")
-    if not target.parent.is_dir():
-        raise ConfigError(f"trace '{path}': the folder '{target.parent}' does not exist; make it, or choose another")
+    above = next(place for place in target.absolute().parents if place.exists())
+    if not above.is_dir():
+        raise ConfigError(f"trace '{path}': '{above}' is no folder; choose another place for it")
 
 
 def plan_trace(plan: Plan, program: Program, timing: Timing, source: str) -> Trace:

@@ -199,6 +199,7 @@ class Trainer:
         train, steps = self.config.train, self.prepared.steps
         split = self.prepared.source.train
         epoch, done = divmod(self.step, steps.per_epoch)
+        full = min(train.batch_size, len(split))
         order = epoch_order(train.seed, epoch, len(split))
         waiting = perf_counter()
         epoch_batches = batches(split, order, done * train.batch_size, train.batch_size, train.drop_last)
@@ -208,7 +209,7 @@ class Trainer:
             loss, accuracy = self.train_step(images, labels, lr, later and later[0])
             ended = perf_counter()
             self.step += 1
-            if len(images) == train.batch_size:
+            if len(images) == full:
                 self._times.append((ended - started) * 1000)
             waited = (started - waiting) * 1000
             self.listener.step(

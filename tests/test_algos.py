@@ -131,9 +131,12 @@ def test_what_a_higher_limit_buys_is_said_layer_by_layer():
     sentences = purchases(study_of(ONE, TWO), [0, MIB, 8 * MIB, None])
     assert sentences == [
         "0 B → 1.0 MiB: nothing gained",
-        "1.0 MiB → 8.0 MiB: 0.5 ms less in all; 0.5 ms less with 7 MiB more in b wgrad",
-        "8.0 MiB → no limit: 2.0 ms less in all; 2.0 ms less with 64 MiB more in a forward",
+        "1.0 MiB → 8.0 MiB: 0.500 ms less in all; 0.500 ms less with 7.0 MiB more in b wgrad",
+        "8.0 MiB → no limit: 2.00 ms less in all; 2.00 ms less with 64.0 MiB more in a forward",
     ]
+    little = ConvCosts("c", "dgrad", 8, (Candidate("FFT", 0.01, 3 * 2**10), Candidate("GEMM", 268.4, 0)))
+    (sentence,) = purchases(study_of(little), [0, MIB])
+    assert sentence == "0 B → 1.0 MiB: 268 ms less in all; 268 ms less with 3.0 KiB more in c dgrad"
 
 
 def test_a_division_counts_where_it_is_faster_or_nothing_else_fits():
@@ -148,7 +151,16 @@ def test_a_division_counts_where_it_is_faster_or_nothing_else_fits():
 def test_limits_and_times_in_words():
     assert sorted_limits([None, 5, 0, 5, None]) == [0, 5, None]
     assert [limit_text(limit) for limit in (0, 64 * MIB, None)] == ["0 B", "64.0 MiB", "no limit"]
-    assert [ms_text(ms) for ms in (1234.56, 1.94, 0.0321)] == ["1,234.6 ms", "1.9 ms", "0.032 ms"]
+    times = {
+        1234.56: "1,235",
+        268.4: "268",
+        9.996: "10.0",
+        1.94: "1.94",
+        0.0321: "0.0321",
+        4e-6: "0.00000400",
+        0.0: "0",
+    }
+    assert {ms: ms_text(ms) for ms in times} == {ms: f"{text} ms" for ms, text in times.items()}
 
 
 def test_the_csv_has_a_row_a_limit_and_the_json_everything():

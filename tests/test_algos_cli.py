@@ -8,6 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 from scripts import script
 from test_algos import FACTS, MIB, table_of
 
@@ -76,7 +77,9 @@ def test_a_table_by_path_and_its_totals(capsys, lenet_table):
     # two convolutions, of which the first needs no gradient of its input: 5 at 2.4 or 0.8 ms
     assert [row["time_ms"] for row in data["limits"]] == pytest.approx([12, 12, 4])
     assert [row["micro_batched_ms"] for row in data["limits"]] == pytest.approx([12, 4, 4])
-    assert data["purchases"][1].startswith("4.0 MiB → no limit: 8.0 ms less in all; 1.6 ms less with 8 MiB more in ")
+    assert data["purchases"][1].startswith(
+        "4.0 MiB → no limit: 8.00 ms less in all; 1.60 ms less with 8.0 MiB more in "
+    )
     layers = {(row["layer"], row["direction"]) for row in data["layers"]}
     assert layers == {("conv1", "forward"), ("conv1", "wgrad"), *(("conv2", d) for d in algos.DIRECTIONS)}
     assert {c["layout"] for row in data["layers"] for c in row["candidates"]} == {"NCHW"}
@@ -92,6 +95,23 @@ def test_one_layer_shows_all_and_a_network_the_front(capsys):
     assert "IMPLICIT_GEMM" not in front
     assert "more are beaten" in front
     assert "IMPLICIT_GEMM" in run(capsys, "alexnet", "--all", *MODELLED).out
+
+
+def test_totals_come_before_layers_and_small_times_have_digits(capsys):
+    said = run(capsys, "lenet", "-b", 8, *MODELLED).out
+    assert said.index("largest workspace") < said.index("nothing gained") < said.index("deterministic")
+    assert " 0.0 " not in said
+    assert " 0.00 " not in said
+
+
+@pytest.mark.parametrize(("beaten", "words"), [(0, ""), (1, "; 1 more is beaten by"), (2, "; 2 more are beaten by")])
+def test_one_is_not_many(capsys, beaten, words):
+    slower = [algos.Candidate("GEMM", 2.0 + i, 0) for i in range(beaten)]
+    conv = algos.ConvCosts("a", "forward", 8, (algos.Candidate("FFT", 1.0, 0), *slower))
+    study = algos.Study("made up", 8, algos.Source(lambda op, program: None, "made up", True, "fp32"), (conv,))
+    command.print_study(study, [None], Console(width=160), everything=False)
+    _, _, rest = capsys.readouterr().out.partition("as little workspace")
+    assert rest.startswith(words or "\n")
 
 
 def test_files_are_written(capsys, tmp_path):
@@ -121,7 +141,7 @@ def test_a_slice_of_an_accumulated_step_is_said(capsys):
         (("alexnet", "--table", "h300"), "no stored table 'h300'"),
         (("alexnet", "--device", "gpu"), "auto, cpu, cuda or simulated"),
         (("alexnet", "--profile", "h300"), "unknown profile 'h300'"),
-        (("alexnet", "--csv", "no/such/folder/a.csv", *MODELLED), "cannot be written"),
+        (("alexnet", "--csv", "/dev/null/a.csv", *MODELLED), "cannot be written"),
         (("alexnett",), "did you mean 'alexnet'"),
     ],
 )

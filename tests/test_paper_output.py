@@ -155,7 +155,13 @@ def test_kept_runs_read_back_and_fill_their_columns(tmp_path):
     [
         (lambda text: text[: len(text) // 2], "cannot be read as JSON"),
         (lambda text: text.replace("vdnn-paper-run-1", "other"), "got format other"),
-        (lambda text: text.replace('"peak_bytes"', '"peek_bytes"'), "damaged"),
+        (lambda text: text.replace('"peak_bytes"', '"peek_bytes"'), "damaged .field 'peak_bytes' is missing"),
+        (lambda text: text.replace('"peak_bytes"', '"extra": 1, "peak_bytes"'), "damaged .unknown field 'extra'"),
+        (
+            lambda text: re.sub(r'"policy": "[a-z]+"', '"policy": null', text),
+            "damaged .policy: expected text, got null",
+        ),
+        (lambda text: re.sub(r'"weights": [\d.]+', '"weights": "x"', text), "damaged .weights: expected a number"),
         (lambda text: re.sub(r'"peak_bytes": \d+', '"peak_bytes": "many"', text), "damaged"),
         (lambda text: re.sub(r'"feature_ms": [\d.]+', '"feature_ms": NaN', text), "damaged"),
         (lambda text: "[]", "got format list"),
@@ -191,6 +197,44 @@ def test_two_machines_side_by_side(tmp_path, capsys):
     (tmp_path / "two" / TABLES_FILE).write_text("{}", "utf-8")
     assert main(["tables", "compare", str(tmp_path / "one"), str(tmp_path / "two")]) == 2
     assert "tables.json" in capsys.readouterr().err
+
+
+def damaged_row(**changes):
+    def damage(data):
+        data["tables"][0]["rows"][3].update(changes)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damaged_row(unit="x"), "unit: expected one of MiB, ms, %,"),
+        (damaged_row(unit=None), "unit: expected text, got null"),
+        (damaged_row(unit=["MiB"]), 'unit: expected text, got ["MiB"]'),
+        (damaged_row(paper=None), "paper: expected a number, got null"),
+        (damaged_row(paper="12"), 'paper: expected a number, got "12"'),
+        (damaged_row(simulated=float("nan")), "simulated: expected a number, got NaN"),
+        (damaged_row(simulated=10**400), "simulated: expected a number, got 1000"),
+        (damaged_row(bar=7), "bar: expected text, got 7"),
+        (lambda data: data["tables"][0].pop("rows"), "field 'rows' is missing"),
+        (lambda data: data["tables"][0]["rows"].insert(0, None), "expected an object with a field 'unit', got null"),
+        (lambda data: data.update(tables=3), "tables: expected a list, got 3"),
+        (lambda data: data.update(facts=[]), "facts: expected an object, got []"),
+        (lambda data: data["facts"].pop(SIMULATED), "field 'simulated' is missing"),
+    ],
+)
+def test_a_damaged_tables_file_is_one_line_and_2(tmp_path, capsys, damage, words):
+    path = tmp_path / TABLES_FILE
+    write_tables(path, [table_of("fig12", simulated=Fakes())], {SIMULATED: "profile test"})
+    data = json.loads(path.read_text("utf-8"))
+    damage(data)
+    path.write_text(json.dumps(data), "utf-8")
+    assert main(["tables", "compare", str(tmp_path), str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"tables file '{path}' is damaged ({words}" in error
+    assert "Error" not in error
 
 
 def test_what_is_measured_begins_with_what_every_ratio_needs():
@@ -263,6 +307,64 @@ def test_the_command_writes_what_it_promises(tmp_path, capsys):
     # images, and the inputs of four convolutions and three pools, by their shapes
     maps = 3 * 224**2 + 2 * 64 * 55**2 // 2 + 64 * 27**2 + 192 * 27**2 + (192 + 384 + 256 + 256) * 13**2
     assert row["simulated"] == pytest.approx(4 * 128 * maps / MIB, rel=1e-3)
+
+
+def rows_in(folder):
+    data = json.loads((folder / TABLES_FILE).read_text("utf-8"))
+    return {table["figure"]: table["rows"] for table in data["tables"]}
+
+
+def test_what_the_folder_holds_of_other_figures_and_networks_stays(tmp_path, capsys):
+    write_tables(tmp_path / TABLES_FILE, [table_of("fig1"), table_of("fig12")], machines_of(tmp_path, capsys))
+    before = rows_in(tmp_path)
+    assert main(["tables", "fig1", "--networks", "alexnet", "--out", str(tmp_path)]) == 0
+    assert "kept what was there of fig1, fig12" in capsys.readouterr().err
+    after = rows_in(tmp_path)
+    assert after["fig12"] == before["fig12"]
+    assert [row["network"] for row in after["fig1"]] == [row["network"] for row in before["fig1"]]
+    for old, new in zip(before["fig1"], after["fig1"], strict=True):
+        assert (old == new) == (new["network"] != "AlexNet (128)")
+    text = (tmp_path / "index.html").read_text("utf-8")
+    assert 'id="fig1"' in text
+    assert 'id="fig12"' in text
+    assert len((tmp_path / "fig12.csv").read_text("utf-8").splitlines()) == 1 + len(before["fig12"])
+    assert "| GoogLeNet (128) |" in (tmp_path / "fig1.md").read_text("utf-8")
+
+
+def machines_of(tmp_path, capsys):
+    """What `vdnn tables` says that its columns are of."""
+    assert main(["tables", "fig1", "--networks", "alexnet", "--out", str(tmp_path / "other")]) == 0
+    capsys.readouterr()
+    return json.loads((tmp_path / "other" / TABLES_FILE).read_text("utf-8"))["facts"]
+
+
+def test_measured_numbers_stay_with_what_they_are_of(tmp_path, capsys):
+    facts = {**machines_of(tmp_path, capsys), MEASURED: "GPU One"}
+    write_tables(tmp_path / TABLES_FILE, [table_of("fig12", simulated=Fakes(), measured=Fakes())], facts)
+    assert main(["tables", "fig1", "--networks", "alexnet", "--out", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / TABLES_FILE).read_text("utf-8"))["facts"][MEASURED] == "GPU One"
+    assert "measured here</b>: GPU One" in (tmp_path / "index.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace("titan-x-maxwell", "other"), "another machine: simulated, not measured"),
+        (lambda text: text.replace('"figure": "fig12"', '"figure": "fig99"'), "damaged (figure: expected one of fig1,"),
+        (lambda text: text[:100], "cannot be read as JSON"),
+    ],
+)
+def test_a_folder_whose_tables_cannot_stay_is_left_as_it_is(tmp_path, capsys, change, words):
+    path = tmp_path / TABLES_FILE
+    write_tables(path, [table_of("fig12")], machines_of(tmp_path, capsys))
+    path.write_text(change(path.read_text("utf-8")), "utf-8")
+    before = path.read_bytes()
+    assert main(["tables", "fig1", "--networks", "alexnet", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert words in said.err
+    assert path.read_bytes() == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["other", TABLES_FILE]
 
 
 def test_measured_runs_in_the_folder_are_shown_without_measuring(tmp_path, capsys):

@@ -143,6 +143,36 @@ def test_the_smallest_plan_of_dyn_is_far_below_what_it_would_take(capsys):
 
 
 @pytest.mark.parametrize(
+    ("policy", "limit", "options"),
+    [
+        ("none", "800 MB", [("--algorithms", "memory-optimal"), ("--policy", "dyn")]),
+        ("none", "700 MB", [("--policy", "dyn")]),
+        ("all", "700 MB", [("--algorithms", "memory-optimal"), ("--policy", "dyn")]),
+        ("none", "600 MB", []),
+        ("dyn", "600 MB", []),
+    ],
+)
+def test_what_fits_instead_is_named_and_does(capsys, policy, limit, options):
+    given = ("alexnet", "-b", 64, "--policy", policy, *MAXWELL, "--memory-limit", limit)
+    (note,) = [note for note in plan(capsys, *given, code=3)["notes"] if "nothing fits" in note]
+    assert ("and these algorithms" in note) == (policy != "dyn")
+    _, _, named = note.partition("; what fits: ")
+    assert named == " or ".join(" ".join(words) for words in options)
+    for words in options:
+        assert plan(capsys, *given, *words)["fits"]
+    for words in {("--algorithms", "memory-optimal"), ("--policy", "dyn")} - set(options):
+        plan(capsys, *given, *words, code=3)
+
+
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+def test_a_limit_of_nothing_is_told_without_a_gpu(tmp_path, device):
+    ended = script("vdnn", "plan", "lenet", "--memory-limit", "0", "--device", device, cwd=tmp_path)
+    refused(ended, 3, "memory.limit is 0 B, expected more than 0 bytes")
+    assert "CUDA" not in ended.error
+    assert "GPU" not in ended.error
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ((*MAXWELL,), "fits in 10.0 MiB (lenet.yaml)"),
@@ -215,6 +245,12 @@ def test_the_picture_is_drawn(capsys, tmp_path):
     assert "lenet" in (tmp_path / "x.svg").read_text("utf-8")
 
 
+def test_folders_of_what_is_written_are_made(capsys, tmp_path):
+    names = {"--picture": "a/b/x.svg", "--trace": "c/t.json", "--save-plan": "c/d/p.json"}
+    plan(capsys, "lenet", *MAXWELL, *(word for flag, name in names.items() for word in (flag, tmp_path / name)))
+    assert all((tmp_path / name).stat().st_size for name in names.values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
@@ -226,8 +262,8 @@ def test_the_picture_is_drawn(capsys, tmp_path):
         (["plan", "lenet", "-b", "0"], ["-b/--batch-size: expected", "from 1 to", "0"]),
         (["plan", "lenet", "--device", "cuda"], ["device 'cuda' is not available", "--device cpu"]),
         (["plan", "lenet", "--picture", "x.bmp"], ["x.bmp", ".png, .svg, .pdf"]),
-        (["plan", "lenet", "--picture", "nowhere/x.png"], ["nowhere/x.png", "cannot be written"]),
-        (["plan", "lenet", "--save-plan", "nowhere/x.json"], ["nowhere/x.json", "cannot be written"]),
+        (["plan", "lenet", "--picture", "/dev/null/x.png"], ["/dev/null/x.png", "cannot be written"]),
+        (["plan", "lenet", "--save-plan", "/dev/null/x.json"], ["/dev/null/x.json", "cannot be written"]),
         (["plan", "lenet", "--batchsize", "4"], ["--batchsize", "--help"]),
         (["plan"], ["CONFIG", "--help"]),
         (["plam", "lenet"], ["plam", "plan", "doctor"]),

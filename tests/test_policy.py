@@ -215,6 +215,24 @@ def test_dyn_does_not_offload_more_than_the_host_takes(program: Program, costs: 
     assert "'none' with algorithms chosen to fit" in decisions.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "batch", "profile", "gib"),
+    [
+        ("vgg19", 256, "titan-x-maxwell", (11, 12, 14)),
+        ("vgg16", 64, "h200", (3.5, 4, 4.5)),
+        ("resnet50", 64, "h200", (3.4136, 3.8357)),  # a plan once searched for places in vain, and took 21% longer
+    ],
+)
+def test_a_larger_limit_gives_no_slower_plan(name: str, batch: int, profile: str, gib: tuple[float, ...]) -> None:
+    program = lower(build(name), batch, update=Update(momentum=0.9), pool_indices=True)
+    costs = model_costs(program, load_profile(profile))
+    times = []
+    for limit in gib:
+        decisions, plan = make_plan(program, costs, "dyn", Budget(int(limit * 2**30)))
+        times.append(simulate(plan, apply_decisions(program, decisions), costs).total_ms)
+    assert all(later <= 1.01 * sooner for sooner, later in zip(times, times[1:], strict=False)), times
+
+
 # ---- budgets
 
 

@@ -222,6 +222,70 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path):
         RunFolder.find_checkpoint("auto", str(tmp_path / "lenet"))
 
 
+def killed(path, rows=""):
+    """A run's folder as a kill before the first checkpoint leaves it."""
+    (path / "checkpoints" / ".writing-step-00000001").mkdir(parents=True)
+    (path / "config.yaml").touch()
+    (path / "plan.json").touch()
+    (path / "metrics.csv").write_text(HEADER + rows)
+
+
+@pytest.mark.parametrize("resume", ["auto", "path"])
+def test_a_run_without_a_checkpoint_yet_is_named(tmp_path, resume):
+    (tmp_path / "lenet").mkdir()
+    killed(tmp_path / "lenet-2")
+    with pytest.raises(CheckpointError) as caught:
+        RunFolder.find_checkpoint(str(tmp_path / "lenet-2") if resume == "path" else resume, str(tmp_path / "lenet"))
+    assert f"the run in '{tmp_path / 'lenet-2'}' has no checkpoint yet" in str(caught.value)
+    assert "the same command without --resume starts anew" in str(caught.value)
+
+
+def test_a_run_that_left_nothing_gives_its_folder_to_the_next(tmp_path):
+    killed(tmp_path / "run")
+    with RunFolder.create(str(tmp_path / "run")) as folder:
+        assert (folder.path, folder.reused) == (tmp_path / "run", True)
+        with RunFolder.create(str(tmp_path / "run")) as second:  # the first is in use now
+            assert (second.path, second.reused) == (tmp_path / "run-2", False)
+        folder.metrics.start()
+        complete_checkpoint(folder.checkpoints, 1)
+    assert RunFolder.find_checkpoint("auto", str(tmp_path / "run")).name == "step-00000001"
+
+
+def test_runs_that_take_an_abandoned_folder_together_have_one_each(tmp_path):
+    killed(tmp_path / "race")
+    together = Barrier(8)
+
+    def start(number):
+        together.wait()
+        return RunFolder.create(str(tmp_path / "race"))
+
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(start, range(8)))
+    assert len({folder.path for folder in made}) == 8
+    assert sum(folder.reused for folder in made) <= 1
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda path: (path / "metrics.csv").write_text(f"{HEADER}1,1,train,0.5,0.5,0.1,8,9.0\n"),
+        lambda path: (path / "metrics.csv").write_text(f"{HEADER}what a kill cut o"),
+        lambda path: (path / "metrics.csv").unlink(),
+        lambda path: (path / "notes.txt").touch(),
+        lambda path: complete_checkpoint(path / "checkpoints", 1),
+        lambda path: (path / "checkpoints" / "aside-step-00000009").mkdir(),
+        lambda path: (path / "checkpoints" / ".replaced-step-00000009").mkdir(),
+    ],
+)
+def test_a_folder_with_anything_worth_keeping_is_left_alone(tmp_path, add):
+    killed(tmp_path / "run")
+    add(tmp_path / "run")
+    before = sorted(tmp_path.rglob("*"))
+    with RunFolder.create(str(tmp_path / "run")) as folder:
+        assert (folder.path, folder.reused) == (tmp_path / "run-2", False)
+    assert sorted(path for path in tmp_path.rglob("*") if path != folder.path) == before
+
+
 def test_the_run_of_a_checkpoint(tmp_path):
     inside = tmp_path / "run" / "checkpoints" / "step-00000005"
     inside.mkdir(parents=True)

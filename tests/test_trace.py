@@ -306,8 +306,8 @@ def test_a_short_run_traces_its_last_step(tmp_path: Path, steps: int) -> None:
 
 def test_a_trace_that_cannot_be_written_does_not_stop_the_training(tmp_path: Path) -> None:
     plain, _ = trained(tmp_path / "a", None)
-    (tmp_path / "folder").mkdir()
-    traced, notes = trained(tmp_path / "b", str(tmp_path / "folder" / "gone" / "trace.json"))
+    (tmp_path / "file").touch()
+    traced, notes = trained(tmp_path / "b", str(tmp_path / "file" / "trace.json"))
     assert all(np.array_equal(plain[name], traced[name]) for name in plain)
     assert any(note.startswith("no trace: ") and "cannot be written" in note for note in notes)
 
@@ -319,8 +319,10 @@ def test_a_path_where_no_file_can_be_is_refused_before_the_run(tmp_path: Path) -
     check_trace_path(str(tmp_path / "trace.json"))
     with pytest.raises(ConfigError, match="is a folder"):
         check_trace_path(str(tmp_path))
-    with pytest.raises(ConfigError, match="does not exist"):
-        check_trace_path(str(tmp_path / "none" / "trace.json"))
+    check_trace_path(str(tmp_path / "none" / "either" / "trace.json"))  # folders that are made with it
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file' is no folder"):
+        check_trace_path(str(tmp_path / "file" / "none" / "trace.json"))
 
 
 def test_vdnn_plan_writes_what_it_reports(tmp_path: Path) -> None:

@@ -184,8 +184,18 @@ def test_what_is_not_followed_is_said(tmp_path):
     ended = train(tmp_path, *SMALL, *options)
     assert ended.code == 0, ended.error
     assert "note: schedule.gamma is not read by schedule cosine" in ended.out
-    assert "note: train.batch_size is 500, but a step has only the 100 images there are" in ended.out
     assert "note: profile 'h200' is not read by device cpu" in ended.out
+
+
+def test_a_batch_larger_than_the_data_is_said_before_it_is_planned_and_measured(tmp_path):
+    said = "note: train.batch_size is 500, but there are only 100 training images: a step trains 100\n"
+    ended = train(tmp_path, *SMALL, "-b", 500, "--epochs", 2)
+    assert ended.code == 0, ended.error
+    assert ended.out.count(said) == 1
+    assert re.search(r"^time: predicted .* per step, measured [\d.]+ m?s \(median\)$", ended.out, re.MULTILINE)
+    too_large = train(tmp_path, *SMALL, "-b", 500, "--memory-limit", "2MiB")
+    refused(too_large, 3, "smallest budget that works")
+    assert said in too_large.out
 
 
 # ---- interruption
@@ -229,6 +239,23 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(whole, tmp_path, number, co
     assert [int(row["step"]) for row in found] == sorted(int(row["step"]) for row in found)
     assert [row for row in found if row["split"] == "test"] == [r for r in rows(whole[0]) if r["split"] == "test"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_named_and_replaced(tmp_path):
+    long = (*SMALL, "-o", "data={source: synthetic, train_images: 20000, test_images: 20}", "--output", "run")
+    interrupted(tmp_path, signal.SIGKILL, "predicted: ", *long)
+    left = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert left == ["config.yaml", "metrics.csv", "plan.json"]
+    refused(
+        train(tmp_path, *SMALL, "--output", "run", "--resume"), 2, "'run' has no checkpoint yet", "without --resume"
+    )
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == left
+    anew = train(tmp_path, *SMALL, "--output", "run", "--iterations", 2)
+    assert anew.code == 0, anew.error
+    assert "note: the run before in 'run' left no checkpoint" in anew.out
+    assert "output: run\n" in anew.out
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert len((tmp_path / "run" / "metrics.csv").read_text().splitlines()) == 3
 
 
 def test_resuming_a_finished_run_changes_nothing(whole, tmp_path):

@@ -22,9 +22,9 @@ from vdnn.runtime.algorithm_table import load_table, stored_names
 from vdnn.runtime.algos import Source, Study, backend_source, make_study, table_source
 from vdnn.runtime.config import Config
 from vdnn.runtime.devices import DEFAULT_PROFILE, find_driver, open_device
-from vdnn.runtime.files import write_file
+from vdnn.runtime.files import write_output
 from vdnn.runtime.prepare import make_recipe
-from vdnn.units import MIB, format_bytes, parse_bytes
+from vdnn.units import format_bytes, parse_bytes
 
 LIMITS = "0,8MiB,64MiB,512MiB,2GiB,none"
 NO_LIMIT = ("none", "null")
@@ -78,7 +78,7 @@ def show(arguments: argparse.Namespace) -> int:
     config = read_config(arguments)
     study = choose(arguments, config)
     if arguments.csv:
-        write_file(arguments.csv, algos.totals_csv(study.curve()).encode())
+        write_output(arguments.csv, algos.totals_csv(study.curve()).encode())
     if arguments.picture:
         algo_plots.draw_study(study, limits, arguments.picture)
     if arguments.json:
@@ -162,12 +162,24 @@ def say(text: str) -> None:
 
 
 def print_study(study: Study, limits: list[int | None], console: Console, *, everything: bool) -> None:
-    """Algorithms by layer, totals by limit, and what higher limits buy."""
+    """Totals by limit, what higher limits buy, and algorithms by layer."""
     source = study.source
     kind = " (no measurement)" if source.modelled else ""
     head = f"{study.network}, batch size {study.batch}, {source.precision}: times {source.words}{kind}"
     console.print(head, highlight=False)
-    table = Table("layer", "direction", "algorithm", "layout", "ms", "workspace MiB", "deterministic", "math", "front")
+    console.print(total_table(study, limits))
+    for sentence in algos.purchases(study, limits):
+        console.print(sentence, highlight=False)
+    table, hidden = layer_table(study, everything)
+    console.print(table)
+    are = "is" if hidden == 1 else "are"
+    rest = f"; {hidden} more {are} beaten by these in time and workspace (--all shows all)" if hidden else ""
+    console.print(f"*: no other algorithm is faster with as little workspace{rest}", highlight=False)
+
+
+def layer_table(study: Study, everything: bool) -> tuple[Table, int]:
+    """Algorithms by layer, unless `everything` is asked for those on the front alone; how many are left out."""
+    table = Table("layer", "direction", "algorithm", "layout", "ms", "workspace", "deterministic", "math", "front")
     for column in table.columns[4:6]:
         column.justify = "right"
     hidden = 0
@@ -180,20 +192,15 @@ def print_study(study: Study, limits: list[int | None], console: Console, *, eve
                 conv.layer,
                 conv.direction,
                 candidate.algorithm,
-                source.layout,
-                f"{candidate.time_ms:,.3f}",
-                f"{candidate.workspace_bytes / MIB:,.1f}" if candidate.workspace_bytes else "0",
+                study.source.layout,
+                algos.ms_number(candidate.time_ms),
+                format_bytes(candidate.workspace_bytes) if candidate.workspace_bytes else "0",
                 "yes" if candidate.deterministic else "no",
                 candidate.math,
                 "*" if candidate in front else "",
             )
         table.add_section()
-    console.print(table)
-    rest = f"; {hidden} more are beaten by these in time and workspace (--all shows them)" if hidden else ""
-    console.print(f"*: no other algorithm is faster with as little workspace{rest}", highlight=False)
-    console.print(total_table(study, limits))
-    for sentence in algos.purchases(study, limits):
-        console.print(sentence, highlight=False)
+    return table, hidden
 
 
 def total_table(study: Study, limits: list[int | None]) -> Table:
@@ -207,9 +214,9 @@ def total_table(study: Study, limits: list[int | None]) -> Table:
     for column in table.columns:
         column.justify = "right"
     for total in totals:
-        cells = [f"{total.time_ms:,.1f}", *(f"{ms:,.1f}" for ms in total.by_direction.values())]
+        cells = [algos.ms_number(total.time_ms), *(algos.ms_number(ms) for ms in total.by_direction.values())]
         cells += [format_bytes(total.workspace_bytes), str(total.over or "")]
         if divided:
-            cells.append("" if total.divided_ms is None else f"{total.divided_ms:,.1f}")
+            cells.append("" if total.divided_ms is None else algos.ms_number(total.divided_ms))
         table.add_row(algos.limit_text(total.limit_bytes), *cells)
     return table

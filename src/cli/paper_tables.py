@@ -44,7 +44,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--profile", default=PROFILE, metavar="NAME", help=f"the simulated GPU; by default {PROFILE}")
     parser.add_argument(
-        "--out", metavar="DIR", help="write Markdown, CSV, JSON, pictures and a page; measured runs are kept there"
+        "--out",
+        metavar="DIR",
+        help="write Markdown, CSV, JSON, pictures and a page; measured runs are kept there, "
+        "and so are tables of figures and networks that are not named",
     )
     parser.add_argument(
         "--networks", metavar="N,N", help="only these, such as alexnet,vgg19@64 (the paper's VGG-16 is vgg19)"
@@ -56,6 +59,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def tables(arguments: argparse.Namespace) -> int:
     """Make the tables, print them, and write them if asked to."""
+    from vdnn.bench.paper_merge import merge
     from vdnn.bench.paper_study import MEASURING, Study, choose_networks, run_study, write_study
     from vdnn.bench.paper_text import markdown
 
@@ -81,9 +85,12 @@ def tables(arguments: argparse.Namespace) -> int:
     if study.out is not None:
         make_folder(study.out)
     outcome = run_study(study, lambda text: print(text, file=sys.stderr, flush=True))
+    whole, kept = (outcome, ()) if study.out is None else merge(outcome, study.out)
     show("\n".join([*outcome.lines(), "", *(markdown(table) for table in outcome.tables)]))
     if study.out is not None:
-        print(f"wrote {write_study(study.out, outcome)}", file=sys.stderr)
+        page = write_study(study.out, whole)
+        beside = f"; kept what was there of {', '.join(kept)}" if kept else ""
+        print(f"wrote {page}{beside}", file=sys.stderr)
     return 0
 
 

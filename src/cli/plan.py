@@ -25,7 +25,7 @@ from vdnn.memory.report import make_report
 from vdnn.networks import build
 from vdnn.runtime.devices import open_device
 from vdnn.runtime.dry_plan import plan_run, whole_step
-from vdnn.runtime.files import write_file
+from vdnn.runtime.files import write_output
 from vdnn.runtime.prepare import make_budget, stated_bytes
 from vdnn.runtime.trace import plan_trace
 from vdnn.units import format_bytes
@@ -40,10 +40,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "evaluation batches too. "
         "With --profile for the machine it describes, else for this one.",
         epilog="exit codes: 0 planned (`fits` says whether it fits), 2 bad input, "
-        "3 does not fit a limit given on the command line",
+        "3 does not fit a limit given on the command line. "
+        "smallest_budget_bytes (--json): the smallest limit in which this policy with these algorithms fits (of dyn: "
+        "any policy); null if the plan fits",
     )
     add_config_options(parser, "plan for the simulated machine of this profile; with --device cpu or cuda not read")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object; its key smallest_budget_bytes: see below"
+    )
     parser.add_argument("--layers", action="store_true", help="add the table of layers")
     parser.add_argument("--paper", action="store_true", help="count bytes as the vDNN paper does")
     parser.add_argument("--picture", metavar="FILE", help="draw live bytes over the step (.png, .svg, .pdf)")
@@ -95,7 +99,7 @@ def plan(arguments: argparse.Namespace) -> int:
     report = replace(report, notes=(*report.notes, *dry.notes()))
     fits = refusal is None
     if arguments.save_plan:
-        write_file(arguments.save_plan, json.dumps(made.to_json()).encode())
+        write_output(arguments.save_plan, json.dumps(made.to_json()).encode())
     if arguments.picture:
         plots.draw_plan(made, planned, decisions, costs, arguments.picture)
     if arguments.trace:

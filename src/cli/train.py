@@ -140,7 +140,10 @@ def choose_folder(checkpoint: Path | None, output: str) -> RunFolder:
     folder = RunFolder.of_checkpoint(checkpoint) if checkpoint else None
     if checkpoint and folder is None:
         say(f"note: '{checkpoint}' lies in no run's folder: what is beside it is left alone, this run gets its own")
-    return folder or RunFolder.create(output)
+    folder = folder or RunFolder.create(output)
+    if folder.reused:
+        say(f"note: the run before in '{folder.path}' left no checkpoint and no row of metrics: this one replaces it")
+    return folder
 
 
 def train(
@@ -266,15 +269,10 @@ def training_words(graph: Graph) -> list[str]:
 
 
 def unexpected(prepared: Prepared) -> list[str]:
-    """What of the configuration this device or this data does not follow."""
-    config, caps, images = prepared.config, prepared.backend.caps, len(prepared.source.train)
-    found = []
-    if config.train.batch_size > images:
-        found.append(
-            f"train.batch_size is {config.train.batch_size:,}, but a step has only the {images:,} images there are"
-        )
+    """What of the configuration this device does not follow."""
+    config, caps = prepared.config, prepared.backend.caps
     sentences = (explain(config, caps) for explain in (unread_profile, unmet_precision, unmodelled_layout))
-    found += [sentence for sentence in sentences if sentence]
+    found = [sentence for sentence in sentences if sentence]
     if caps.simulated and config.debug != DebugConfig():
         found.append(f"debug is not read by device {caps.name}")
     for key, reader in ONLY_READ_BY.get(caps.name, {}).items():
