@@ -158,5 +158,6 @@ def _told(program: Program, before: Decisions, after: Decisions) -> tuple[str, .
     had, has = ({**decisions.algorithms, **decisions.slices} for decisions in (before, after))
     slower = sum(has[op] != choice for op, choice in had.items())
     if slower:
-        told.append(f"{slower} ops take an algorithm with less workspace, or smaller slices, which leaves copies room")
+        who = "op takes" if slower == 1 else "ops take"
+        told.append(f"{slower} {who} an algorithm with less workspace, or smaller slices, which leaves copies room")
     return tuple(told)

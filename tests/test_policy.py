@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -230,7 +231,7 @@ def test_a_larger_limit_gives_no_slower_plan(name: str, batch: int, profile: str
     for limit in gib:
         decisions, plan = make_plan(program, costs, "dyn", Budget(int(limit * 2**30)))
         times.append(simulate(plan, apply_decisions(program, decisions), costs).total_ms)
-    assert all(later <= 1.01 * sooner for sooner, later in zip(times, times[1:], strict=False)), times
+    assert all(later <= 1.01 * sooner for sooner, later in pairwise(times)), times
 
 
 # ---- budgets

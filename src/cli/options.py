@@ -125,8 +125,15 @@ def unmet_precision(config: Config, caps: Caps) -> str | None:
 
 
 def unmodelled_layout(config: Config, caps: Caps) -> str | None:
-    """A sentence if times are modelled for another layout than was asked for."""
-    if config.memory.layout == "nchw" or not caps.simulated:
+    """A sentence if times are modelled for another layout than was asked for, or it is little tried on this device."""
+    if config.memory.layout == "nchw":
+        return None
+    if caps.name == "cuda":
+        return (
+            "layout nhwc is new on cuda: on an H200 five losses of LeNet agreed with the CPU's to 1e-5, those of "
+            "ResNet-18 and AlexNet did not, and why is not yet known; nchw is what has been checked"
+        )
+    if not caps.simulated:
         return None
     return f"layout {config.memory.layout} is planned, but profiles know NCHW: times on device {caps.name} are of that"
 
