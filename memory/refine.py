@@ -1,6 +1,6 @@
 """Beyond the paper's search: of what it would offload only as much as pays, and copies paced by the cost table.
 
-    decisions = refine(program, costs, decisions, device_bytes, persistent)
+    decisions = refine(program, costs, [decisions, slower_ones], device_bytes, persistent)
 
 The maps with the shortest way from forward to backward stay on the device while there is room: those at the end of the
 network, whose copies would have the least time to hide. How much room is better left to copies in flight is tried out:

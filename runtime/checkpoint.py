@@ -125,7 +125,7 @@ def load(path: Path) -> tuple[dict[str, NDArray[Any]], State]:
     if digest != weights["sha256"]:
         raise CheckpointError(
             f"checkpoint file '{file}': expected the content with SHA-256 {weights['sha256']}, got {digest}: "
-            "the file is damaged or of another checkpoint"
+            "the file is damaged or of another checkpoint; name an older one with --resume PATH"
         )
     return read_tensors(file), state
 
