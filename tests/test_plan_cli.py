@@ -99,7 +99,8 @@ DEEP_RESNETS = ("resnet101", "resnet152")
 def test_every_packaged_config_plans_in_time(capsys, config):
     started = time.process_time()
     data = plan(capsys, config, *MAXWELL)
-    assert time.process_time() - started < (12 if config in DEEP_RESNETS else 5)
+    # three times what 2 cores take: something has gone wrong with the search, not with the machine
+    assert time.process_time() - started < (36 if config in DEEP_RESNETS else 15)
     assert data["fits"], "the packaged configurations are those that the Titan X trains"
     assert data["device_peak_bytes"] <= 12 * 2**30
     # copies paced to fill the limit may leave bytes of it between others, where that is quicker
