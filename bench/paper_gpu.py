@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
@@ -31,10 +31,8 @@ from vdnn.memory.clock import Timing
 from vdnn.memory.plan import Launch
 from vdnn.memory.report import make_report
 from vdnn.runtime.config import Config, load_config
-from vdnn.runtime.data import open_source
-from vdnn.runtime.devices import open_device
-from vdnn.runtime.planset import Planned, build_plans
-from vdnn.runtime.prepare import Prepared, backend_costs, make_budget, make_recipe, make_steps
+from vdnn.runtime.planset import Planned
+from vdnn.runtime.prepare import Prepared, prepare
 from vdnn.runtime.rehearsal import LimitExceeded
 from vdnn.runtime.run_folder import RunFolder
 from vdnn.runtime.trace import Marks
@@ -127,16 +125,16 @@ class Bench:
         if key not in self._classifiers:
             config = self._config(Task(case), None)
             self._classifiers[key] = self._train(
-                prepare_graph(config, classifier_of(self.graph_of(case.network)))
+                prepare(config, graph=classifier_of(self.graph_of(case.network)), evaluates=False)
             ).step_ms
         return self._classifiers[key] + input_gradient_ms(timed)
 
     def _timed(self, task: Task, limit: int | None) -> Timed:
         config, graph = self._config(task, limit), self.graph_of(task.case.network)
         try:
-            return self._train(prepare_graph(config, graph))
+            return self._train(prepare(config, graph=graph, evaluates=False))
         except LimitExceeded as error:  # the process holds more besides the slab than was expected: plan once more
-            return self._train(prepare_graph(config, graph, error.reserve_bytes))
+            return self._train(prepare(config, reserve_bytes=error.reserve_bytes, graph=graph, evaluates=False))
 
     def _config(self, task: Task, limit: int | None) -> Config:
         case, stated = task.case, "null" if limit is None else str(limit)
@@ -201,25 +199,6 @@ def classifier_of(graph: Graph) -> Graph:
     for i, node in enumerate(nodes[first:]):
         alone.add(node.name, node.layer, node.inputs if i else alone.input)
     return alone
-
-
-def prepare_graph(config: Config, graph: Graph, reserve_bytes: int | None = None) -> Prepared:
-    """As `vdnn.runtime.prepare.prepare`, for a network that no configuration names and that is not evaluated."""
-    source = open_source(config.data, graph.input_shape, graph.classes, config.train.seed)
-    backend, reason = open_device(
-        config.device, config.profile, memory_limit=config.memory.limit, candidates=config.memory.candidates
-    )
-    budget = make_budget(config, backend, reserve_bytes)
-    steps = replace(make_steps(config, source), evaluation=[])
-    plans = build_plans(
-        graph,
-        steps.keys(),
-        lambda program: backend_costs(backend, program, config.deterministic),
-        config.memory.policy,
-        budget,
-        make_recipe(config, source),
-    )
-    return Prepared(config, graph, source, backend, reason, budget, steps, plans)
 
 
 def measure_missing(

@@ -22,6 +22,7 @@ from vdnn.errors import BudgetError
 from vdnn.layers.op import Program
 from vdnn.memory.costs import Candidate, CostTable, Division
 from vdnn.memory.decisions import Algorithm, Decisions, Slice
+from vdnn.memory.ease import MANY_OPS
 from vdnn.memory.liveness import storage_uses
 from vdnn.memory.passes import BY_IMAGE, apply_decisions, batch_of
 from vdnn.memory.plan import Plan
@@ -34,9 +35,9 @@ from vdnn.units import format_bytes
 MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL = "memory-optimal", "performance-optimal"
 FEATURE_KINDS = ("conv", "pool", "lrn", "batchnorm")
 """Layers whose input backward may read again; ReLU works in place and reads its output, sums read nothing."""
-SPARES, ROOM_SPARES, FEW_SPARES, MANY_OPS = (0.5, 1, 2, 3), (0.1, 0.2), (1, 2), 600
+SPARES, ROOM_SPARES, FEW_SPARES = (0.5, 1, 2, 3), (0.1, 0.2), (1, 2)
 """Room that dyn tries to leave beside workspaces for copies in flight, in largest offloaded maps, and in shares of all
-the room there is; for programs of more ops, each of which takes longer to plan, only FEW_SPARES maps."""
+the room there is; for programs of more than MANY_OPS, which take longer to plan, only FEW_SPARES maps."""
 STEPS = 5
 """Attempts at algorithms that fit, as placement takes more than what is live; in the last, every layer's smallest."""
 

@@ -176,6 +176,9 @@ def prepare(
     recorded: Algorithms | None = None,
     progress: Callable[[str], None] | None = None,
     reserve_bytes: int | None = None,
+    *,
+    graph: Graph | None = None,
+    evaluates: bool = True,
 ) -> Prepared:
     """Everything before the first step.
 
@@ -183,8 +186,10 @@ def prepare(
         recorded: algorithms chosen by the run that is being resumed.
         progress: told in words what takes long.
         reserve_bytes: what the process was seen to hold besides the slab, where that is more than expected.
+        graph: the network, where it is not the one that `config` names.
+        evaluates: whether plans for evaluation are needed.
     """
-    graph = build(config.network.name, **config.network.options)
+    graph = graph or build(config.network.name, **config.network.options)
     source = open_source(config.data, graph.input_shape, graph.classes, config.train.seed)
     order = tuple(config.debug.stream_order) if config.debug.stream_order else None
     backend, reason = open_device(
@@ -201,6 +206,8 @@ def prepare(
     )
     budget = make_budget(config, backend, reserve_bytes)
     steps = make_steps(config, source)
+    if not evaluates:
+        steps = replace(steps, evaluation=[])
     images = len(source.train)
     if config.train.batch_size > images and progress is not None:  # said first: the plan may be refused for its size
         progress(

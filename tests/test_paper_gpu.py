@@ -111,7 +111,7 @@ def test_a_device_that_is_not_there_ends_it(tmp_path, monkeypatch):
     def refuse(*arguments, **options):
         raise BackendUnavailable("device 'cuda' is not available")
 
-    monkeypatch.setattr(paper_gpu, "open_device", refuse)
+    monkeypatch.setattr("vdnn.runtime.prepare.open_device", refuse)
     with pytest.raises(BackendUnavailable):
         measure_missing(Bench("cuda", graph_of=lenet), TASKS, tmp_path, read_runs(tmp_path), print)
 
