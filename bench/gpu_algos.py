@@ -2,10 +2,14 @@
 
     python -m vdnn.bench.gpu_algos                                 # the networks below, fp32 and tf32
     python -m vdnn.bench.gpu_algos vgg16:256 alexnet:128 --precisions tf32 --minutes 4 --tables DIR
+    python -m vdnn.bench.gpu_algos --precisions tf32,bf16 --layouts nhwc
 
-Tables go to $OUT (or the present folder), one a precision, named after the GPU. What the tables in --tables (by default
-those of the package) already know is not measured again: copy what came out there, and run it once more to go on.
-First every network at its batch size, then slices of the batch for micro-batching.
+Tables go to $OUT (or the present folder), one a precision and layout, named after the GPU. What the tables in --tables
+(by default those of the package) already know is not measured again: copy what came out there, and run it once more to
+go on. First every network at its batch size, then slices of the batch for micro-batching.
+
+Convolutions are those that training has: but for fp32 in NCHW, the table that there has been first, with the bias and
+activation that are fused with them.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
@@ -30,6 +34,7 @@ from vdnn.runtime.algorithm_table import STORED, AlgorithmTable, read_table
 from vdnn.runtime.backends.cuda.cudnn_conv import ConvProblem
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, unplaced_problem
 from vdnn.runtime.backends.cuda.search import Search
+from vdnn.runtime.config import PRECISIONS
 
 CASES = (
     "alexnet:128",
@@ -44,45 +49,56 @@ CASES = (
 )
 DIVIDED = ("alexnet:128", "vgg16:256")
 """Networks whose slices are measured too."""
-PRECISIONS = ("fp32", "tf32")
+DEFAULT_PRECISIONS = ("fp32", "tf32")
+LAYOUTS = ("NCHW", "NHWC")
 SAVE_EVERY_S = 20.0
 
-OpenSearch = Callable[[str], Search]
-"""Precision → a search on this machine."""
+Kind = tuple[str, str]
+"""Precision and layout of a table."""
+OpenSearch = Callable[[str, str], Search]
+"""Precision and layout → a search on this machine."""
 
 
-def problems(network: str, divided: bool) -> Iterator[tuple[str, ConvProblem]]:
+def problems(network: str, divided: bool, kind: Kind) -> Iterator[tuple[str, ConvProblem]]:
     """What to call a convolution, and the convolution, of "vgg16:256"; with `divided` of slices of the batch alone."""
     name, _, batch = network.partition(":")
+    (dtype, multiple), layout = PRECISIONS[kind[0]], kind[1]
     graph = build(name)
     for images in sizes_of(int(batch))[1:] if divided else (int(batch),):
-        program = lower(graph, images, "train", update=Update(momentum=0.9))
+        program = lower(
+            *(graph, images, "train"),
+            update=Update(momentum=0.9),
+            dtype=dtype,
+            layout=layout,
+            pad_channels=multiple if layout == "NHWC" else 1,
+            fuse=kind != ("fp32", "NCHW"),
+        )
         for op in program.ops:
             if op.kind in CONV_KINDS:
                 yield f"{name}:{images} {op.name}", unplaced_problem(op, program)
 
 
-def worklist(cases: Sequence[str], divided: Sequence[str]) -> Iterator[tuple[str, ConvProblem]]:
+def worklist(cases: Sequence[str], divided: Sequence[str], kind: Kind) -> Iterator[tuple[str, ConvProblem]]:
     """Every problem once: whole batches first, in the order of the networks."""
     seen = set()
     whole, parts = [(name, False) for name in cases], [(name, True) for name in cases if name in divided]
     for network, slices in [*whole, *parts]:
-        for name, problem in problems(network, slices):
+        for name, problem in problems(network, slices, kind):
             if str(problem) not in seen:
                 seen.add(str(problem))
                 yield name, problem
 
 
 class Tables:
-    """The tables to be written, one a precision, with what earlier ones know."""
+    """The tables to be written, one a precision and layout, with what earlier ones know."""
 
     def __init__(self, folder: Path, earlier: Path | None):
         self.folder, self.earlier = folder, earlier
-        self.made: dict[str, tuple[Path, AlgorithmTable]] = {}
+        self.made: dict[Kind, tuple[Path, AlgorithmTable]] = {}
 
-    def begin(self, search: Search) -> AlgorithmTable:
-        """The table of the search's precision; the search will not measure what it holds."""
-        name = f"{slug(str(search.key['gpu']))}-{search.precision}.json"
+    def begin(self, search: Search, kind: Kind) -> AlgorithmTable:
+        """The table of this precision and layout; the search will not measure what it holds."""
+        name = f"{slug(str(search.key['gpu']))}-{table_name(kind)}.json"
         table = AlgorithmTable(search.key)
         for place in (self.earlier, self.folder):
             file = place / name if place is not None else None
@@ -94,7 +110,7 @@ class Tables:
             else:
                 print(f"{file}: of another driver, cuDNN or method; measured anew", flush=True)
         search.known |= table.problems
-        self.made[search.precision] = (self.folder / name, table)
+        self.made[kind] = (self.folder / name, table)
         return table
 
     def save(self) -> None:
@@ -105,28 +121,29 @@ class Tables:
 
 
 def measure(
-    cases: Sequence[str], precisions: Sequence[str], open_search: OpenSearch, tables: Tables, seconds: float
-) -> dict[str, tuple[int, int]]:
-    """Measure until done or out of time; problems known and wanted by precision. Tables are saved on the way.
+    cases: Sequence[str], kinds: Sequence[Kind], open_search: OpenSearch, tables: Tables, seconds: float
+) -> dict[Kind, tuple[int, int]]:
+    """Measure until done or out of time; problems known and wanted by table. Tables are saved on the way.
 
     A problem that fails is named and left out; the next is measured.
     """
     started = saved = monotonic()
-    wanted = list(worklist(cases, DIVIDED))
-    done: dict[str, tuple[int, int]] = {}
-    for precision in precisions:
-        search = open_search(precision)
-        table = tables.begin(search)
+    done: dict[Kind, tuple[int, int]] = {}
+    for kind in kinds:
+        words = table_name(kind)
+        wanted = list(worklist(cases, DIVIDED, kind))
+        search = open_search(*kind)
+        table = tables.begin(search, kind)
         missing = [(name, problem) for name, problem in wanted if str(problem) not in table.problems]
-        print(f"{precision}: {len(wanted) - len(missing)} of {len(wanted)} problems known", flush=True)
-        # what is left of the time is shared, so that every precision has its most important networks
-        share = (seconds - (monotonic() - started)) / (len(precisions) - len(done))
+        print(f"{words}: {len(wanted) - len(missing)} of {len(wanted)} problems known", flush=True)
+        # what is left of the time is shared, so that every table has its most important networks
+        share = (seconds - (monotonic() - started)) / (len(kinds) - len(done))
         end = monotonic() + share
         for number, (name, problem) in enumerate(missing, start=1):
             if monotonic() > end:
-                print(f"{precision}: out of time before {name}, {len(missing) - number + 1} left", flush=True)
+                print(f"{words}: out of time before {name}, {len(missing) - number + 1} left", flush=True)
                 break
-            print(f"{precision} {number}/{len(missing)} {monotonic() - started:5.0f} s {name}", flush=True)
+            print(f"{words} {number}/{len(missing)} {monotonic() - started:5.0f} s {name}", flush=True)
             try:
                 search.candidates(problem)
             except Exception:  # a convolution that cannot be measured is one row less
@@ -137,8 +154,14 @@ def measure(
                 tables.save()
                 saved = monotonic()
         tables.save()
-        done[precision] = (sum(str(problem) in table.problems for _, problem in wanted), len(wanted))
+        done[kind] = (sum(str(problem) in table.problems for _, problem in wanted), len(wanted))
     return done
+
+
+def table_name(kind: Kind) -> str:
+    """What a table is called behind the GPU: "fp32", "bf16-nhwc"."""
+    precision, layout = kind
+    return precision if layout == "NCHW" else f"{precision}-{layout.lower()}"
 
 
 def case(text: str) -> str:
@@ -154,34 +177,45 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def on_gpu(precision: str) -> Search:
+def on_gpu(precision: str, layout: str) -> Search:
     """The search of the GPU, on all memory that is free."""
     from vdnn.runtime.backends.cuda.backend import CudaBackend
 
-    return CudaBackend(precision=precision, progress=lambda text: print(f"  {text}", flush=True)).search
+    def say(text: str) -> None:
+        print(f"  {text}", flush=True)
+
+    return CudaBackend(precision=precision, layout=layout, progress=say).search
+
+
+def parts(text: str, known: Collection[str]) -> list[str]:
+    """A list with commas, if all of it is known."""
+    found = text.split(",")
+    if not set(found) <= set(known):
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got '{text}'")
+    return found
 
 
 def main(argv: Sequence[str] | None = None, open_search: OpenSearch = on_gpu) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.gpu_algos", description=__doc__.partition("\n")[0])
     parser.add_argument("cases", nargs="*", type=case, metavar="NETWORK:BATCH", default=list(CASES))
-    parser.add_argument("--precisions", default=",".join(PRECISIONS), metavar="LIST")
+    precisions, layouts = (lambda text: parts(text, PRECISIONS)), (lambda text: parts(text.upper(), LAYOUTS))
+    parser.add_argument("--precisions", type=precisions, default=list(DEFAULT_PRECISIONS), metavar="LIST")
+    parser.add_argument("--layouts", type=layouts, default=["NCHW"], metavar="LIST", help="nchw or nhwc or nchw,nhwc")
     parser.add_argument("--minutes", type=float, default=9.0, help="time for all of it, default 9")
     parser.add_argument("--tables", metavar="DIR", help="folder of earlier tables, default that of the package")
     arguments = parser.parse_args(argv)
-    precisions = arguments.precisions.split(",")
-    if not set(precisions) <= set(PRECISIONS):
-        parser.error(f"--precisions: expected some of {', '.join(PRECISIONS)}, got '{arguments.precisions}'")
+    kinds = [(precision, layout) for layout in arguments.layouts for precision in arguments.precisions]
     folder = Path(os.environ.get("OUT", "."))
     earlier = Path(arguments.tables) if arguments.tables else Path(str(resources.files(STORED)))
     tables = Tables(folder, earlier)
     try:
-        done = measure(arguments.cases, precisions, open_search, tables, 60 * arguments.minutes)
+        done = measure(arguments.cases, kinds, open_search, tables, 60 * arguments.minutes)
     except VdnnError as error:
         print(f"gpu_algos: {error}", file=sys.stderr)
         return error.exit_code
-    for precision, (known, wanted) in done.items():
-        print(f"{precision}: {known} of {wanted} problems in {tables.made[precision][0].name}", flush=True)
+    for kind, (known, wanted) in done.items():
+        print(f"{table_name(kind)}: {known} of {wanted} problems in {tables.made[kind][0].name}", flush=True)
     return 0
 
 

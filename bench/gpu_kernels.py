@@ -1,8 +1,10 @@
 """vdnn's CUDA kernels on this GPU: every kind against the CPU backend, then the bandwidth of each on a large tensor.
 
-    python -m vdnn.bench.gpu_kernels            # exit 1 if a call is wrong; gpu_kernels.json goes to the folder $OUT
+    python -m vdnn.bench.gpu_kernels                     # exit 1 if a call is wrong
+    python -m vdnn.bench.gpu_kernels bfloat16 NHWC       # those with such activations whose name has this in it
 
-Bandwidth counts every operand once, so that a kernel that reads one twice shows less; `share` is of a device copy.
+gpu_kernels.json goes to the folder $OUT. Bandwidth counts every operand once, so that a kernel that reads one twice
+shows less; `share` is of a device copy.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -20,15 +22,16 @@ from typing import Any
 import numpy as np
 
 from vdnn.bench.kernel_cases import all_cases
-from vdnn.bench.kernel_check import LAYOUTS, Case, Machine, difference
+from vdnn.bench.kernel_check import CALLS, LAYOUTS, STORE, Case, Machine, difference, is_activation
 from vdnn.layers import Op
 from vdnn.layers.tensor import DTYPE_BYTES, Shape
 from vdnn.runtime.backends.cuda.array import DeviceArray, contiguous
-from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, workspace_bytes
+from vdnn.runtime.backends.cuda.kernels import workspace_bytes
 from vdnn.runtime.backends.cuda.probe import Probe
+from vdnn.runtime.backends.cuda.source import STORAGE
 from vdnn.runtime.step import new_step
 
-ALIGN_BYTES, WORKSPACE_BYTES = 256, 2**21
+ALIGN_BYTES, WORKSPACE_BYTES = 256, 2**23
 IMAGE, SMALL, DEEP = (64, 64, 224, 224), (256, 64, 56, 56), (256, 2048, 7, 7)
 COPIED = IMAGE
 POOLED, THIRD = (64, 64, 112, 112), (512, 64, 27, 27)
@@ -51,19 +54,20 @@ class Load:
     source: Mapping[str, Shape] = field(default_factory=dict)
     layout: str = "NCHW"
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of every operand, once; accumulated ones twice."""
-        sizes = {a: prod(s) * DTYPE_BYTES[self.dtype(a)] for a, s in self.shapes.items()}
+    def nbytes(self, dtype: str = "float32") -> int:
+        """Bytes of every operand, once; accumulated ones twice. dtype: of activations."""
+        sizes = {a: prod(s) * DTYPE_BYTES[self.dtype(a, dtype)] for a, s in self.shapes.items()}
         return sum(sizes.values()) + sum(sizes[a] for a in self.accumulate)
 
     def layout_of(self, argument: str) -> str:
         """Of an argument."""
         return "NCHW" if (self.kind, argument) == ("input.normalize", "x") else self.layout
 
-    def dtype(self, argument: str) -> str:
-        """Of an argument."""
-        return "uint8" if argument == "indices" or (self.kind, argument) == ("input.normalize", "x") else "float32"
+    def dtype(self, argument: str, dtype: str) -> str:
+        """Of an argument where activations have `dtype`."""
+        if argument == "indices" or (self.kind, argument) == ("input.normalize", "x"):
+            return "uint8"
+        return dtype if is_activation(self.kind, argument) else "float32"
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -120,6 +124,10 @@ def loads() -> Iterable[Load]:
     for load in plain:
         if any(len(shape) == 4 for shape in load.shapes.values()):
             yield replace(load, name=f"NHWC {load.name}", layout="NHWC")
+    pixels = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    for channels in (4, 8):
+        reads, writes = {"x": (256, 3, 224, 224)}, {"y": (256, channels, 224, 224)}
+        yield Load(f"pixels to {channels} channels", "input.normalize", reads, writes, pixels, layout="NHWC")
     vectors = (DEEP[0], prod(DEEP[1:]))
     yield Load("to vectors", "layout.transform", {"x": DEEP}, {"y": vectors}, layout="NHWC")
     yield Load("to images", "layout.transform", {"x": vectors}, {"y": DEEP}, layout="NHWC")
@@ -141,6 +149,13 @@ def _loads() -> Iterable[Load]:
     yield Load("relu", "relu.forward", {"x": IMAGE}, {"y": IMAGE})
     yield Load("relu gradient", "relu.backward", {"y": IMAGE, "dy": IMAGE}, {"dx": IMAGE})
     yield Load("bias", "conv.forward", {"b": c}, {"y": IMAGE}, {}, ("y",))
+    yield Load("bias and relu", "conv.forward", {"b": c}, {"y": IMAGE}, {"activation": "relu"}, ("y",))
+    for shape in (IMAGE, DEEP):
+        name, k = f"relu and bias gradient {shape[-1]}x{shape[-1]}", shape[1]
+        yield Load(name, "relu.bias_backward", {"y": shape, "dy": shape}, {"dx": shape, "db": (k,)})
+    yield Load("filter", "filter.prepare", {"w": (4096, 25088)}, {"y": (4096, 25088)})
+    yield Load("filter 3x3", "filter.prepare", {"w": (4096, 2048, 3, 3)}, {"y": (4096, 2048, 3, 3)})
+    yield Load("filter gradient", STORE, {"scratch": (4096, 25088)}, {"dw": (4096, 25088)})
     yield Load("bias gradient", "conv.bgrad", {"dy": IMAGE}, {"db": c})
     yield Load("bias gradient 7x7", "conv.bgrad", {"dy": DEEP}, {"db": (2048,)})
     yield Load("bias gradient of linear", "linear.bgrad", {"dy": (16384, 4096)}, {"db": (4096,)})
@@ -157,6 +172,16 @@ def _loads() -> Iterable[Load]:
     yield Load("dropout", "dropout.forward", {"x": (8192, 4096)}, {"y": (8192, 4096)}, drop)
     yield Load("dropout gradient", "dropout.backward", {"dy": (8192, 4096)}, {"dx": (8192, 4096)}, drop)
     yield Load("update", "sgd.update", {"dw": weight}, {"w": weight, "v": weight}, sgd, ("w", "v"))
+    yield updates()
+
+
+def updates(count: int = 160) -> Load:
+    """The update of many parameters together, of 64 to 2.4 million numbers as those of ResNet-50."""
+    shapes = {i: ((64, 2048, 36864, 2359296)[i % 4],) for i in range(count)}
+    writes = {f"{name}{i}": shape for i, shape in shapes.items() for name in ("w", "v")}
+    rule = {"momentum": 0.9, "nesterov": False, "weight_decay": [1e-4] * count}
+    reads = {f"dw{i}": shape for i, shape in shapes.items()}
+    return Load("updates together", "sgd.update_all", reads, writes, rule, tuple(writes))
 
 
 def measure(probe: Probe, load: Load, slab: int) -> dict[str, Any]:
@@ -164,17 +189,18 @@ def measure(probe: Probe, load: Load, slab: int) -> dict[str, Any]:
     arrays: dict[str, DeviceArray] = {}
     place = slab
     probe.fill(slab, _slab_bytes(load))  # an earlier call may have left numbers that are not finite
+    dtype = probe.kernels.dtype
     for argument, shape in {**load.shapes, **load.source}.items():
-        arrays[argument] = contiguous(place, shape, load.dtype(argument), load.layout_of(argument))
+        arrays[argument] = contiguous(place, shape, load.dtype(argument, dtype), load.layout_of(argument))
         place += -(-arrays[argument].nbytes // ALIGN_BYTES) * ALIGN_BYTES
     arrays["workspace"] = contiguous(place, (max(1, workspace_bytes(load.kind, load.shapes, load.layout)),), "uint8")
     arrays["step"] = arrays["status"] = contiguous(slab - ALIGN_BYTES, (64,), "uint8")
     op = Op(load.name, load.kind, "layer", "forward", {}, {}, load.attrs, load.accumulate)
     if load.before:
-        CUDA_KERNELS[load.before](op, arrays, probe.kernels, probe.stream)
+        CALLS[load.before](op, arrays, probe.kernels, probe.stream)
         arrays = {argument: array for argument, array in arrays.items() if argument not in load.source}
-    time_ms = probe.time_ms(lambda: CUDA_KERNELS[load.kind](op, arrays, probe.kernels, probe.stream))
-    return {"name": load.name, "kind": load.kind, "nbytes": load.nbytes, "time_ms": time_ms}
+    time_ms = probe.time_ms(lambda: CALLS[load.kind](op, arrays, probe.kernels, probe.stream))
+    return {"name": load.name, "dtype": dtype, "kind": load.kind, "nbytes": load.nbytes(dtype), "time_ms": time_ms}
 
 
 def _slab_bytes(load: Load) -> int:
@@ -198,19 +224,16 @@ def check(machine: Machine, cases: Iterable[Case], note: Callable[[str], None] =
     return calls, failures
 
 
-def main() -> int:
-    """Check and measure everything; 1 if a call was wrong."""
-    started = time.monotonic()
-    probe = Probe()
+def study(dtype: str, wanted: str) -> dict[str, Any]:
+    """Checks, and bandwidths of the loads with `wanted` in their name, for one dtype of activations."""
+    probe = Probe(dtype)
     facts = probe.facts()
-    print({key: value for key, value in facts.items() if key != "registers"})
+    print(dtype, {key: value for key, value in facts.items() if key != "registers"})
     calls, failures = check(probe, all_cases())
-    print(
-        f"{calls} calls, {len(failures)} failures, {probe.unequal} unequal repeats, {time.monotonic() - started:.1f} s"
-    )
+    print(f"{calls} calls, {len(failures)} failures, {probe.unequal} unequal repeats")
     half = 4 * prod(COPIED)
-    room = max(2 * half, *map(_slab_bytes, loads()))
-    slab = probe.allocate(room + WORKSPACE_BYTES) + ALIGN_BYTES
+    chosen = [load for load in loads() if wanted in load.name]
+    slab = probe.allocate(max(2 * half, *map(_slab_bytes, chosen)) + WORKSPACE_BYTES) + ALIGN_BYTES
     record = np.zeros(ALIGN_BYTES, np.uint8)
     record[:64] = new_step(1e-6, 1.0, 0, 0)
     probe.upload(slab - ALIGN_BYTES, record)
@@ -218,7 +241,7 @@ def main() -> int:
     copy_gbps = 2 * half / probe.time_ms(lambda: probe.copy(slab + half, slab, half)) / 1e6
     print(f"device copy {copy_gbps:.0f} GB/s, read and write counted")
     rows: list[dict[str, Any]] = []
-    for load in loads():
+    for load in chosen:
         try:
             row = measure(probe, load, slab)
         except Exception as error:  # the others still count
@@ -229,12 +252,21 @@ def main() -> int:
         row["share"] = row["gbps"] / copy_gbps
         rows.append(row)
         print(f"{row['name']:42} {row['time_ms']:8.3f} ms {row['gbps']:7.0f} GB/s {row['share']:6.1%} of a copy")
+    probe.free(slab - ALIGN_BYTES)
+    result = {"facts": facts, "calls": calls, "failures": failures, "unequal": probe.unequal}
+    return result | {"copy_gbps": copy_gbps, "bandwidth": rows}
+
+
+def main(words: Sequence[str] = ()) -> int:
+    """Check and measure everything, or one dtype and the loads whose name has a word in it; 1 if a call was wrong."""
+    started = time.monotonic()
+    dtypes, wanted = list(words[:1]) or list(STORAGE), "".join(words[1:2])
+    studies = {dtype: study(dtype, wanted) for dtype in dtypes}
     if folder := os.environ.get("OUT"):
-        result = {"facts": facts, "calls": calls, "failures": failures, "unequal": probe.unequal}
-        result |= {"copy_gbps": copy_gbps, "bandwidth": rows, "seconds": time.monotonic() - started}
+        result = {"dtypes": studies, "seconds": time.monotonic() - started}
         Path(folder, "gpu_kernels.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
-    return 1 if failures or probe.unequal else 0
+    return 1 if any(found["failures"] or found["unequal"] for found in studies.values()) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -115,6 +115,8 @@ LIMITS: Mapping[str, tuple[str, list[str]]] = {
             "memory.join=layer",
             "memory.paper_search=true",
             "memory.pool_indices=false",
+            "memory.fuse=false",
+            "memory.update=layer",
         ],
     ),
     "vgg416-free": ("vgg416", ["train.batch_size=32", "memory.policy=none", "memory.limit=null"]),

@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 from vdnn.runtime.config import Config, load_config
 from vdnn.runtime.data import batches, epoch_order, with_next
 from vdnn.runtime.executor import Executor
+from vdnn.runtime.listener import StepInfo
 from vdnn.runtime.prepare import prepare
 from vdnn.runtime.rehearsal import LimitExceeded
 from vdnn.runtime.run_folder import RunFolder
 from vdnn.runtime.trace import Marks
-from vdnn.runtime.trainer import StepInfo, Trainer
+from vdnn.runtime.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)

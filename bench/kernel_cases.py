@@ -7,14 +7,15 @@ for case in all_cases():
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from vdnn.bench.kernel_check import COARSE, EXACT, FINE, Array, Case
+from vdnn.bench.kernel_check import COARSE, EXACT, FINE, STORE, Array, Case
+from vdnn.bench.norm_cases import norm_cases
 from vdnn.layers import Op, Pool
 from vdnn.layers.tensor import Shape
 from vdnn.runtime.backends.cpu.philox import philox
@@ -41,7 +42,8 @@ def all_cases() -> Iterator[Case]:
     yield from _pointwise()
     yield from _pools()
     yield from _lrns()
-    yield from _batchnorms()
+    yield from norm_cases()
+    yield from _filters()
     yield from _biases()
     yield from _losses()
     yield from _updates()
@@ -51,7 +53,9 @@ def _pixels_and_terms() -> Iterator[Case]:
     for n, c, h, w in ((2, 3, 28, 28), (3, 1, 5, 7), (1, 4, 70, 61)):
         x, attrs = RNG.integers(0, 256, (n, c, h, w)).astype(np.uint8), {"mean": [0.1 * i for i in range(c)]}
         attrs["std"] = [0.2 + i for i in range(c)]
-        yield Case(f"pixels {x.shape}", "input.normalize", {"x": x}, {"y": unknown(*x.shape)}, attrs, tolerance=FINE)
+        for channels in {c, 4, 8} if c < 4 else {c, 11}:
+            y, name = unknown(n, channels, h, w), f"pixels {x.shape} to {channels} channels"
+            yield Case(name, "input.normalize", {"x": x}, {"y": y}, attrs, tolerance=FINE)
     for shape in SHAPES:
         flat = shape[0], prod(shape[1:])
         yield Case(f"copy {shape}", "copy.forward", {"x": normal(*flat)}, {"y": unknown(*shape)})
@@ -120,23 +124,44 @@ WINDOWS: tuple[tuple[tuple[int, int], Mapping[str, Any]], ...] = (
 """Images and the arguments of a Pool layer: the CPU tests', a few of several blocks, and rows loaded by fours."""
 
 
+USUAL: tuple[tuple[tuple[int, int], Mapping[str, Any]], ...] = (
+    ((7, 9), {"kernel": 2}),
+    ((8, 6), {"kernel": 2, "ceil_mode": True}),
+    ((7, 9), {"kernel": 3, "stride": 2}),
+    ((6, 8), {"kernel": 3, "stride": 2, "ceil_mode": True}),
+    ((7, 6), {"kernel": 3, "stride": 2, "padding": 1}),
+    ((9, 7), {"kernel": 3, "stride": 1, "padding": 1}),
+)
+"""Those that have kernels of their own in NHWC, where channels go by 16 bytes."""
+
+
 def _pools() -> Iterator[Case]:
-    for (h, w), arguments in WINDOWS:
+    yield from _pools_of(3, WINDOWS)
+    yield from _pools_of(16, USUAL)
+    for stride, padding, ceil in product((1, 2, 3), (0, 1), (False, True)):
+        yield from _nans(Pool("max", 3, stride, padding, ceil), (8, 8))
+
+
+def _pools_of(channels: int, windows: Iterable[tuple[tuple[int, int], Mapping[str, Any]]]) -> Iterator[Case]:
+    for (h, w), arguments in windows:
         for mode, count in (("max", True), ("average", True), ("average", False)):
             layer = Pool(mode, count_include_pad=count, **arguments)  # type: ignore[arg-type]
-            _, p, q = layer.output_shape("pool", ((3, h, w),))
+            _, p, q = layer.output_shape("pool", ((channels, h, w),))
             attrs = pool_attributes(layer, (h, w))
             exact = EXACT if mode == "max" else FINE
             for ties in (False, True) if mode == "max" else (False,):
-                x = RNG.integers(0, 3, (2, 3, h, w)).astype(np.float32) if ties else normal(2, 3, h, w)
-                name = f"{mode}{' with ties' if ties else ''}{'' if count else ' inside'} {arguments}"
-                forward = Case(name, "pool.forward", {"x": x}, {"y": unknown(2, 3, p, q)}, attrs, tolerance=exact)
+                shape = 2, channels, h, w
+                x = RNG.integers(-2, 1, shape).astype(np.float32) if ties else normal(*shape)
+                name = f"{mode}{' with ties' if ties else ''}{'' if count else ' inside'} {channels} {arguments}"
+                forward = Case(
+                    name, "pool.forward", {"x": x}, {"y": unknown(2, channels, p, q)}, attrs, tolerance=exact
+                )
                 yield forward
-                dy = normal(2, 3, p, q)
+                dy = normal(2, channels, p, q)
                 told: dict[str, dict[str, Array]] = {"": {}}
                 if mode == "max":
                     told = {"": {"x": x, "y": forward.expected()["y"]}}
-                    if layer.can_index_winners((3, h, w)):
+                    if layer.can_index_winners((channels, h, w)):
                         writes = {**forward.writes, "indices": np.full(dy.shape, 7, np.uint8)}
                         indexed = Case(f"{name} indexed", "pool.forward", {"x": x}, writes, attrs, tolerance=exact)
                         yield indexed
@@ -148,21 +173,20 @@ def _pools() -> Iterator[Case]:
                     called = f"{name}{how} gradient{' added' if adds else ''}"
                     reads = {**reads, "dy": dy}
                     yield Case(called, "pool.backward", reads, {"dx": dx}, attrs, accumulate, tolerance=exact)
-    for stride, padding, ceil in product((1, 2, 3), (0, 1), (False, True)):
-        yield from _nans(Pool("max", 3, stride, padding, ceil), (8, 8))
 
 
 def _nans(layer: Pool, size: tuple[int, int]) -> Iterator[Case]:
     """NaN and infinities: a window with a NaN has no winner, one of equal infinities its first pixel."""
-    x = normal(1, 2, *size)
-    x[0, 0, 2, 3] = np.nan
-    x[0, 1, :4] = -np.inf
+    x = normal(1, 8, *size)
+    x[0, ::2, 2, 3], x[0, ::2, 2, 4], x[0, ::2, 3, 3] = np.nan, -np.nan, 0.0
+    x[0, 1::2, :4] = -np.inf
+    x[0, 3, 5:], x[0, 3, 5:, ::2] = 0.0, -0.0
     _, p, q = layer.output_shape("pool", (x.shape[1:],))
-    attrs, y, indices = pool_attributes(layer, size), unknown(1, 2, p, q), np.full((1, 2, p, q), 7, np.uint8)
+    attrs, y, indices = pool_attributes(layer, size), unknown(1, 8, p, q), np.full((1, 8, p, q), 7, np.uint8)
     yield Case(f"max of a NaN {layer}", "pool.forward", {"x": x}, {"y": y}, attrs)
     forward = Case(f"max of a NaN, indexed {layer}", "pool.forward", {"x": x}, {"y": y, "indices": indices}, attrs)
     yield forward
-    found, dy = forward.expected(), normal(1, 2, p, q)
+    found, dy = forward.expected(), normal(1, 8, p, q)
     for reads in ({"x": x, "y": found["y"]}, {"indices": found["indices"]}, found):
         name = f"gradient of a max of a NaN by {', '.join(reads)} {layer}"
         yield Case(name, "pool.backward", {**reads, "dy": dy}, {"dx": unknown(*x.shape)}, attrs)
@@ -193,47 +217,43 @@ def _lrns() -> Iterator[Case]:
             yield Case(name, "lrn.backward", reads, {"dx": dx}, attrs, ("dx",) if adds else (), tolerance=COARSE)
 
 
-def _batchnorms() -> Iterator[Case]:
-    for shape in ((3, 5, 7, 9), (2, 4, 6, 10), (40, 3, 11, 20), (5, 70), (2, 1, 64, 66), (6, 3, 1, 3)):
-        c = shape[1]
-        weight, bias = normal(c), normal(c)
-        x = normal(*shape) * 2 + 100 * RNG.integers(-1, 2, (c, *[1] * (len(shape) - 2))).astype(np.float32)
-        reads = {"x": x, "weight": weight, "bias": bias}
-        writes = {"y": unknown(*shape), "mean": unknown(c), "invstd": unknown(c)}
-        yield Case(f"norm {shape}", "batchnorm.forward", reads, writes, {"eps": 1e-5}, tolerance=COARSE)
-        running = {"running_mean": normal(c), "running_var": 1 + normal(c) ** 2}
-        for y, over in ((unknown(*shape), {}), (x, {"y": "x"})):
-            name = f"norm inference{' in place' if over else ''} {shape}"
-            attrs = {"eps": 1e-5}
-            yield Case(name, "batchnorm.inference", {**reads, **running}, {"y": y}, attrs, (), over, COARSE)
-        mean, invstd = normal(c), 1 / (0.5 + normal(c) ** 2)
-        attrs = {"eps": 1e-5, "momentum": 0.1, "count": 7}
-        saved = {"mean": mean, "invstd": invstd}
-        adds = tuple(running)
-        yield Case(f"statistics {shape}", "batchnorm.update_stats", saved, running, attrs, adds, tolerance=FINE)
-        axes = (0, *range(2, len(shape)))
-        saved = {"mean": x.mean(axis=axes), "invstd": 1 / np.sqrt(x.var(axis=axes) + np.float32(1e-5))}
-        reads = {"x": x, "dy": normal(*shape), "weight": weight, **saved}
-        for adds in ((), ("dx",), ("dweight", "dbias", "dx")):
-            writes = {"dweight": unknown(c), "dbias": unknown(c), "dx": unknown(*shape)}
-            writes |= {argument: normal(*writes[argument].shape) for argument in adds}
-            name = f"norm gradient, added {adds} {shape}"
-            yield Case(name, "batchnorm.backward", reads, writes, {"eps": 1e-5}, adds, tolerance=COARSE)
-        writes = {"dweight": unknown(c), "dbias": unknown(c)}
-        yield Case(f"norm gradient {shape}", "batchnorm.backward", reads, writes, {"eps": 1e-5}, tolerance=COARSE)
-
-
 def _biases() -> Iterator[Case]:
-    def added(op: Op, *, b: Array, y: Array) -> None:
-        y += b.reshape(-1, *[1] * (y.ndim - 2))
+    def added(op: Op, *, y: Array, b: Array | None = None) -> None:
+        if b is not None:
+            y += b.reshape(-1, *[1] * (y.ndim - 2))
+        if "activation" in op.attrs:
+            np.maximum(y, 0, out=y)
 
     for shape in (*SHAPES, (70, 3, 13, 20), (300, 37), (2, 41), (2, 2, 1, 3)):
         kind = "conv" if len(shape) == 4 else "linear"
         k = shape[1]
-        yield Case(f"bias {shape}", f"{kind}.forward", {"b": normal(k)}, {"y": normal(*shape)}, reference=added)
+        for attrs, what in (({}, "bias"), ({"activation": "relu"}, "bias and relu")):
+            y = normal(*shape)
+            y.reshape(-1)[1::5] = np.nan
+            yield Case(f"{what} {shape}", f"{kind}.forward", {"b": normal(k)}, {"y": y}, attrs, reference=added)
+        yield Case(f"relu alone {shape}", f"{kind}.forward", {}, {"y": y}, attrs, reference=added)
         for adds in ((), ("db",)):
             writes, name = {"db": normal(k) if adds else unknown(k)}, f"bias gradient{' added' if adds else ''} {shape}"
             yield Case(name, f"{kind}.bgrad", {"dy": normal(*shape)}, writes, {}, adds, tolerance=COARSE)
+            reads = {"y": np.maximum(normal(*shape), 0), "dy": normal(*shape)}
+            for over in ({}, {"dx": "dy"}) if k < 100 else ():
+                called = f"relu gradient and {name}{' in place' if over else ''}"
+                both = {"dx": reads["dy"] if over else unknown(*shape), **writes}
+                yield Case(called, "relu.bias_backward", reads, both, {}, adds, over, COARSE)
+
+
+def _filters() -> Iterator[Case]:
+    def stored(op: Op, *, scratch: Array, dw: Array) -> None:
+        dw[...] = scratch[:, : dw.shape[1]] + (dw if op.accumulate else 0)
+
+    for shape in ((5, 3, 7, 7), (4, 16, 3, 3), (70, 64, 1, 1), (3, 1, 1, 1), (33, 65), (130, 96)):
+        for channels in {shape[1], -(-shape[1] // 8) * 8}:
+            y = unknown(shape[0], channels, *shape[2:])
+            yield Case(f"filter {shape} to {channels}", "filter.prepare", {"w": normal(*shape)}, {"y": y})
+            for adds in ((), ("dw",)):
+                reads, writes = {"scratch": normal(*y.shape)}, {"dw": normal(*shape) if adds else unknown(*shape)}
+                name = f"filter gradient {shape} of {channels} {adds}"
+                yield Case(name, STORE, reads, writes, {}, adds, reference=stored)
 
 
 def _losses() -> Iterator[Case]:
@@ -259,7 +279,7 @@ def _losses() -> Iterator[Case]:
 def _updates() -> Iterator[Case]:
     for shape, momentum, nesterov in product(((3, 5, 3, 3), (5003,), (1,)), (0.0, 0.9), (False, True)):
         for bad in (None, np.nan, np.inf):
-            dw, record = normal(*shape), new_step(0.125, 1.0, 0, 0)
+            dw, record = normal(*shape), new_step(0.125, 1.0, 0, 0, 0, 1 / 3)
             if bad is not None:
                 dw.reshape(-1)[-1] = bad
             writes: dict[str, Array] = {"w": normal(*shape), "status": record}
@@ -272,3 +292,25 @@ def _updates() -> Iterator[Case]:
     attrs = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0}
     reads, writes = {"dw": normal(9), "step": record}, {"w": normal(9), "status": record}
     yield Case("update that is held", "sgd.update", reads, writes, attrs, tuple(writes), {"status": "step"})
+    yield from _updates_together()
+
+
+def _updates_together() -> Iterator[Case]:
+    few = ((3, 5, 3, 3), (9,), (5003,), (1,), (130, 96))
+    many = tuple((1 + 37 * i % 50,) for i in range(110))  # more than go into one launch
+    rules = [(few, *rule) for rule in product((0.0, 0.9), (False, True))]
+    for shapes, momentum, nesterov in (*rules, (many, 0.9, False)):
+        for bad in (None, 0, len(shapes) - 1):
+            record = new_step(0.125, 1.0, 0, 0, 0, 0.5)
+            reads: dict[str, Array] = {"step": record}
+            writes: dict[str, Array] = {"status": record}
+            for i, shape in enumerate(shapes):
+                reads[f"dw{i}"], writes[f"w{i}"] = normal(*shape), normal(*shape)
+                if momentum:
+                    writes[f"v{i}"] = normal(*shape)
+            if bad is not None:
+                reads[f"dw{bad}"].reshape(-1)[0] = np.inf
+            decays = [0.01 * (i % 3) for i in range(len(shapes))]
+            attrs = {"momentum": momentum, "nesterov": nesterov and momentum > 0, "weight_decay": decays}
+            name = f"{len(shapes)} updates {momentum} {nesterov} {bad}"
+            yield Case(name, "sgd.update_all", reads, writes, attrs, tuple(writes), {"status": "step"}, FINE)

@@ -139,7 +139,7 @@ class Bench:
     def _config(self, task: Task, limit: int | None) -> Config:
         case, stated = task.case, "null" if limit is None else str(limit)
         like = [f"memory.join={case.join}", f"memory.prefetch_limit={UNBOUNDED}", "memory.pool_indices=false"]
-        like += ["memory.candidates=named", "memory.paper_search=true"]
+        like += ["memory.candidates=named", "memory.paper_search=true", "memory.fuse=false", "memory.update=layer"]
         overrides = [
             f"train.batch_size={case.batch}",
             f"data={{source: synthetic, train_images: {case.batch}, test_images: {case.batch}}}",

@@ -55,14 +55,45 @@ class Add(Layer):
                 low.share_grad(tensor, dy)
                 shared.append(tensor)
                 continue
-            dx, adds = low.contribute(tensor)
-            accumulate = ("y",) if adds else ()
-            low.emit(
-                node, "copy.forward", {"x": dy}, {"y": dx}, accumulate=accumulate, name=f"{node.name}.copy_grad{i}"
-            )
+            copy_gradient(low, node, tensor, i)
 
     def _compatible(self, low: Lowering, node: Node, one: str, two: str) -> bool:
         """Whether each gradient is last read before the other is first written (backward runs downwards)."""
-        return all(
-            low.last_gradient_read(a) > low.first_gradient_write(b, node.index) for a, b in ((one, two), (two, one))
-        )
+        return all(_last_read(low, a) > _first_write(low, b, node.index) for a, b in ((one, two), (two, one)))
+
+
+def copy_gradient(low: Lowering, node: Node, tensor: str, i: int) -> None:
+    """Emit the term dy of d(`tensor`), input `i` of `node`, as a copy."""
+    dx, adds = low.contribute(tensor)
+    accumulate = ("y",) if adds else ()
+    name = f"{node.name}.copy_grad{i}"
+    low.emit(node, "copy.forward", {"x": low.grad(node.name)}, {"y": dx}, accumulate=accumulate, name=name)
+
+
+def _first_write(low: Lowering, tensor: str, before: int) -> int:
+    """Highest node index below `before` whose backward writes d(tensor)'s bytes; -2 if none does."""
+    writers = _contributors(low, tensor)
+    if tensor != low.graph.input and _rewrites(low.graph.nodes[tensor].layer):
+        writers.append(low.graph.nodes[tensor].index)
+    return max((i for i in writers if i < before), default=-2)
+
+
+def _last_read(low: Lowering, tensor: str) -> int:
+    """Node index of the last backward op that reads d(tensor); -1 where its bytes are passed on further."""
+    if tensor == low.graph.input:
+        return len(low.graph.nodes)
+    node = low.graph.nodes[tensor]
+    return -1 if _rewrites(node.layer) else node.index
+
+
+def _contributors(low: Lowering, tensor: str) -> list[int]:
+    """Indices of the nodes whose backward adds to d(tensor), also those that read it through a flatten layer."""
+    found = []
+    for consumer in low.consumers[tensor]:
+        node = low.graph.nodes[consumer]
+        found.extend(_contributors(low, consumer) if node.layer.passes_through(training=True) else [node.index])
+    return found
+
+
+def _rewrites(layer: Layer) -> bool:
+    return layer.overwrites_gradient or layer.shares_gradient or layer.passes_through(training=True)

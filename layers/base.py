@@ -62,6 +62,11 @@ class Layer:
         return False
 
     @property
+    def takes_zero_channels(self) -> bool:
+        """Whether the output stays the same where channels of zeros follow those of x, and w is prepared for them."""
+        return False
+
+    @property
     def shares_gradient(self) -> bool:
         """Whether the gradients of the inputs may be the output's own gradient, or parts of it."""
         return False

@@ -4,15 +4,18 @@
 
 A cross-correlation, as in every deep-learning library. w has shape (K, C/groups, R, S), b has shape (K,).
 Output size P = floor((H + 2*padding - dilation*(R-1) - 1) / stride) + 1.
+With `activation` "relu" y = max(conv, 0), written once; backward then drops dy where y <= 0 and sums db in one op, in
+place, before the other gradients read it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vdnn.errors import ShapeError
 from vdnn.layers.base import Layer, Parameter, image_input, pair
+from vdnn.layers.relu import activation_attrs, masked_gradient
 from vdnn.layers.tensor import Shape
 
 if TYPE_CHECKING:
@@ -22,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Conv(Layer):
-    """`channels` filters (K) of size `kernel` (R, S); every size may be one number or (vertical, horizontal)."""
+    """`channels` filters (K) of size `kernel` (R, S); every size may be one number or (vertical, horizontal).
+
+    Lowering sets `activation` and `masked_above` (see vdnn.layers.fuse and relu).
+    """
 
     channels: int
     kernel: int | tuple[int, int]
@@ -32,8 +38,26 @@ class Conv(Layer):
     groups: int = 1
     bias: bool = True
     init: str = "kaiming"
+    activation: Literal["relu"] | None = None
+    masked_above: bool = False
 
     kind = "conv"
+
+    @property
+    def needs_output(self) -> bool:
+        return self._masks
+
+    @property
+    def overwrites_gradient(self) -> bool:
+        return self._masks
+
+    @property
+    def _masks(self) -> bool:
+        return self.activation is not None and not self.masked_above
+
+    @property
+    def takes_zero_channels(self) -> bool:
+        return self.groups == 1
 
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
         c, h, w = image_input(name, inputs)
@@ -59,14 +83,17 @@ class Conv(Layer):
         return (weight, Parameter("bias", (self.channels,), "zeros", decay=False)) if self.bias else (weight,)
 
     def forward(self, low: Lowering, node: Node) -> None:
-        reads = {"x": low.value(node.inputs[0]), "w": low.parameter(node, "weight")}
+        reads = {"x": low.value(node.inputs[0]), "w": low.prepare_filter(node)}
         if self.bias:
             reads["b"] = low.parameter(node, "bias")
-        low.emit(node, "conv.forward", reads, {"y": low.output(node)}, attrs=self._attrs())
+        attrs = {**self._attrs(), **activation_attrs(self.activation)}
+        low.emit(node, "conv.forward", reads, {"y": low.output(node)}, attrs=attrs)
 
     def backward(self, low: Lowering, node: Node) -> None:
         x, dy, attrs = node.inputs[0], low.grad(node.name), self._attrs()
-        if self.bias:
+        if self._masks:
+            dy = masked_gradient(low, node, self.bias)
+        elif self.bias:
             db = low.weight_gradient(node, "bias")
             low.emit(node, "conv.bgrad", {"dy": dy}, {"db": db}, accumulate=low.accumulates("db"))
         reads = {"x": low.value(x), "dy": dy}
@@ -74,7 +101,7 @@ class Conv(Layer):
         low.emit(node, "conv.wgrad", reads, {"dw": dw}, attrs=attrs, accumulate=low.accumulates("dw"))
         if low.requires_grad(x):
             dx, adds = low.contribute(x)
-            reads = {"w": low.parameter(node, "weight"), "dy": dy}
+            reads = {"w": low.used_filter(node), "dy": dy}
             low.emit(node, "conv.dgrad", reads, {"dx": dx}, attrs=attrs, accumulate=("dx",) if adds else ())
         low.emit_update(node, "weight")
         if self.bias:

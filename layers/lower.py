@@ -10,43 +10,44 @@ storage. Gradient sums at forks are taken in the fixed order of backward: the fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from vdnn.errors import ShapeError
 from vdnn.layers.base import Parameter
+from vdnn.layers.fuse import with_fusion
 from vdnn.layers.graph import Graph, Node
 from vdnn.layers.layout import with_layout
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import Shape, TensorSpec
+from vdnn.layers.update import STEP, STEP_BYTES, Update, Updates
 from vdnn.layers.winners import with_winners
 
-STEP = "step"
-"""The tensor of what changes from step to step (see vdnn.runtime.step): learning rate, counters, gradient scale."""
-STEP_BYTES = 64
+__all__ = ["IMAGES", "LABELS", "MODES", "STEP", "STEP_BYTES", "Lowering", "Update", "lower"]
+
 IMAGES, LABELS = "images", "labels"
 MODES = ("train", "eval", "first", "middle", "last")
-
-
-@dataclass(frozen=True, slots=True)
-class Update:
-    """The optimiser as constants of the update ops: SGD with momentum (Sutskever et al. 2013, as torch.optim.SGD).
-
-    g = dw + weight_decay * w;  v = momentum * v + g;  w -= lr * (g + momentum * v if nesterov else v)
-    """
-
-    momentum: float = 0.0
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    decay_bias_and_norm: bool = True
+HALF_DTYPES = ("bfloat16", "float16")
+"""Of activations and their gradients; parameters, their gradients, statistics and sums stay float32 beside them."""
 
 
 class Lowering:
     """What a layer sees while it emits its ops."""
 
-    def __init__(self, graph: Graph, batch: int, mode: str, update: Update, dtype: str, layout: str = "NCHW"):
+    def __init__(
+        self,
+        graph: Graph,
+        batch: int,
+        mode: str,
+        update: Update,
+        dtype: str,
+        layout: str = "NCHW",
+        pad_channels: int = 1,
+        update_together: bool = False,
+    ):
         self.graph, self.batch, self.mode, self.update, self.dtype = graph, batch, mode, update, dtype
+        self._updates = Updates(update, update_together)
         self.layout = layout
+        self.parameter_dtype = "float32" if dtype in HALF_DTYPES else dtype
         self.training = mode != "eval"
         self.head = graph.loss
         for tensor, consumers in graph.consumers.items():
@@ -55,6 +56,7 @@ class Lowering:
         kept = set(graph.nodes) if self.training else graph.ancestors(self.head.name)
         self.nodes = [node for node in graph.nodes.values() if node.name in kept]
         self.consumers = {t: [c for c in names if c in kept] for t, names in graph.consumers.items()}
+        self.image_channels = self._padded(graph.input_shape[0], pad_channels)
         self.tensors: dict[str, TensorSpec] = {}
         self.ops: list[Op] = []
         self.persistent: list[str] = []
@@ -84,13 +86,15 @@ class Lowering:
     ) -> str:
         """Declare a tensor; a view of a view becomes a view of the storage. Returns `name`.
 
-        Without `layout` images and filters have that of the program.
+        Without `layout` images and filters have that of the program; without `dtype` activations and their gradients
+        have that of the program, all else has that of parameters.
         """
         layout = layout or (self.layout if len(shape) == 4 else "NCHW")
         if view_of is not None:
             base = self.tensors[view_of]
             view_of, channel = base.storage, channel + base.channel
-        self.tensors[name] = TensorSpec(name, role, shape, dtype or self.dtype, layout, view_of, channel)
+        dtype = dtype or (self.dtype if role in ("act", "grad") else self.parameter_dtype)
+        self.tensors[name] = TensorSpec(name, role, shape, dtype, layout, view_of, channel)
         return name
 
     def value(self, tensor: str) -> str:
@@ -115,6 +119,37 @@ class Lowering:
     def parameter(self, node: Node, suffix: str) -> str:
         """Name of a parameter or statistic of `node`."""
         return f"{node.name}.{suffix}"
+
+    def prepare_filter(self, node: Node) -> str:
+        """The weight as the products of `node` read it, declared and made here where it is not the parameter itself.
+
+        It is another tensor where activations are narrower than parameters, or x has more channels than w, whose
+        additional channels are then 0.
+        """
+        weight, used = self.parameter(node, "weight"), self.used_filter(node)
+        if used == weight:
+            return weight
+        shape = self.tensors[weight].shape
+        if self._reads_padded(node):
+            shape = (shape[0], self.image_channels, *shape[2:])
+        self.tensor(used, "aux", shape, dtype=self.dtype)
+        self.emit(node, "filter.prepare", {"w": weight}, {"y": used})
+        return used
+
+    def used_filter(self, node: Node) -> str:
+        """The name of the weight as the products of `node` read it."""
+        weight = self.parameter(node, "weight")
+        return f"{weight}.used" if self.dtype != self.parameter_dtype or self._reads_padded(node) else weight
+
+    def _padded(self, channels: int, multiple: int) -> int:
+        """`channels` of the images, rounded up to a multiple if every layer that reads them can do with zeros."""
+        readers = [self.graph.nodes[name].layer for name in self.consumers[self.graph.input]]
+        if self.layout != "NHWC" or not all(layer.takes_zero_channels for layer in readers):
+            return channels
+        return -(-channels // multiple) * multiple
+
+    def _reads_padded(self, node: Node) -> bool:
+        return self.graph.input in node.inputs and self.image_channels != self.graph.input_shape[0]
 
     def _may_overwrite(self, tensor: str, node: Node) -> bool:
         return node.inputs.count(tensor) == 1 and not self._read_elsewhere(tensor)
@@ -158,10 +193,11 @@ class Lowering:
         if tensor in self._grad:
             return self._grad[tensor], True
         shape = (self.batch, *self.graph.shape(tensor))
-        if over is not None and self.graph.nodes[tensor].layer.joins_channels:
-            # its branches take channels of this gradient, and those of a flattened storage are no channels of images
+        if over is not None:
+            # channels of a flattened storage are no channels of images: neither this gradient nor branches may be some
             root = self.tensors[self.tensors[over].storage]
-            over = over if root.shape[2:] == shape[2:] else None
+            parts = self.graph.nodes[tensor].layer.joins_channels or self.tensors[over].nbytes != root.nbytes
+            over = None if parts and root.shape[2:] != shape[2:] else over
         self._grad[tensor] = self.tensor(f"{tensor}.grad", "grad", shape, view_of=over)
         return self._grad[tensor], False
 
@@ -173,31 +209,6 @@ class Lowering:
         else:
             shape = (self.batch, *self.graph.shape(tensor))
             self._grad[tensor] = self.tensor(f"{tensor}.grad", "grad", shape, view_of=whole, channel=channel)
-
-    def first_gradient_write(self, tensor: str, before: int) -> int:
-        """Highest node index below `before` whose backward writes d(tensor)'s bytes; -2 if none does."""
-        writers = self._contributors(tensor)
-        if tensor != self.graph.input and self._rewrites(tensor):
-            writers.append(self.graph.nodes[tensor].index)
-        return max((i for i in writers if i < before), default=-2)
-
-    def _contributors(self, tensor: str) -> list[int]:
-        """Indices of the nodes whose backward adds to d(tensor), also those that read it through a flatten layer."""
-        found = []
-        for consumer in self.consumers[tensor]:
-            node = self.graph.nodes[consumer]
-            found.extend(self._contributors(consumer) if node.layer.passes_through(training=True) else [node.index])
-        return found
-
-    def last_gradient_read(self, tensor: str) -> int:
-        """Node index of the last backward op that reads d(tensor); -1 where its bytes are passed on further."""
-        if tensor == self.graph.input:
-            return len(self.graph.nodes)
-        return -1 if self._rewrites(tensor) else self.graph.nodes[tensor].index
-
-    def _rewrites(self, tensor: str) -> bool:
-        layer = self.graph.nodes[tensor].layer
-        return layer.overwrites_gradient or layer.shares_gradient or layer.passes_through(training=True)
 
     # ---- ops
 
@@ -228,29 +239,10 @@ class Lowering:
         )
 
     def emit_update(self, node: Node, suffix: str) -> None:
-        """Append the update op of a parameter, unless this part of an accumulated step has none."""
+        """Append the update of a parameter, here or at the end, unless this part of an accumulated step has none."""
         if self.mode in ("first", "middle"):
             return
-        parameter = next(p for p in self.graph.parameters(node) if p.suffix == suffix)
-        weight = self.parameter(node, suffix)
-        decays = parameter.decay or self.update.decay_bias_and_norm
-        writes = {"w": weight}
-        if self.update.momentum:
-            writes["v"] = f"{weight}.momentum"
-        self.emit(
-            node,
-            "sgd.update",
-            {"dw": f"{weight}.grad", "step": STEP},
-            {**writes, "status": STEP},
-            attrs={
-                "momentum": self.update.momentum,
-                "nesterov": self.update.nesterov,
-                "weight_decay": self.update.weight_decay if decays else 0.0,
-            },
-            accumulate=(*writes, "status"),
-            phase="update",
-            name=f"{weight}.update",
-        )
+        self._updates.add(self, node, suffix)
 
     def weight_gradient(self, node: Node, suffix: str) -> str:
         """The dw tensor of a parameter."""
@@ -276,6 +268,7 @@ class Lowering:
             for node in reversed(self.nodes):
                 if self.requires_grad(node.name):
                     node.layer.backward(self, node)
+            self._updates.finish(self)
         program = Program(
             self.graph.name,
             self.batch,
@@ -299,7 +292,7 @@ class Lowering:
         if ahead:  # labels need not be: few bytes, and no op waits for them before the loss
             self.persistent.append(images)
         self.tensor(LABELS, "label", (self.batch,), dtype="int32")
-        data = self.tensor(self.graph.input, "act", shape)
+        data = self.tensor(self.graph.input, "act", (self.batch, self.image_channels, *shape[2:]))
         attrs = {"mean": list(mean), "std": list(std)}
         self.ops.append(
             Op("data.normalize", "input.normalize", self.graph.input, "forward", {"x": images}, {"y": data}, attrs)
@@ -359,6 +352,9 @@ def lower(
     ahead: bool = False,
     pool_indices: bool = False,
     layout: str = "NCHW",
+    pad_channels: int = 1,
+    fuse: bool = False,
+    update_together: bool = False,
 ) -> Program:
     """The Program of `graph` for `batch` images.
 
@@ -366,12 +362,17 @@ def lower(
         mode: "train" (a whole step), "eval" (forward only), or the parts of an accumulated step: "first" writes the
             weight gradients, "middle" adds to them, "last" adds and updates.
         mean, std: per channel, of pixel values scaled to 0..1; the images arrive as uint8.
-        dtype: "float32", or "float64" for gradient checks.
+        dtype: of activations and their gradients: "float32", "bfloat16", "float16", or "float64" for gradient checks.
+            All else is in float32 beside "bfloat16" and "float16", and products then read a copy of each weight.
         ahead: whether the images of a run are fed during the run before it (see Program.ahead).
         pool_indices: maximum pools write down their winners in training, so that backward needs neither their x nor the
             y of a ReLU right below (see vdnn.layers.winners); results are the same bits.
         layout: of images and filters, a key of vdnn.layers.tensor.MEMORY_ORDERS. Shapes stay logical; uploaded images
             are NCHW in any case, and vectors are in the order of NCHW.
+        pad_channels: normalised images get channels of zeros up to a multiple of this in NHWC, where only convolutions
+            of one group read them; results are the same but for the order of sums.
+        fuse: layers apply the ReLUs and sums above them (see vdnn.layers.fuse); results are the same bits.
+        update_together: one op updates all weights at the end (see vdnn.layers.update); results are the same bits.
     """
     if batch < 1 or mode not in MODES:
         expected = f"a batch of 1 or more and one of {', '.join(MODES)}"
@@ -379,5 +380,8 @@ def lower(
     channels = graph.input_shape[0]
     if pool_indices and mode != "eval":
         graph = with_winners(graph)
-    lowering = Lowering(with_layout(graph, layout), batch, mode, update or Update(), dtype, layout)
+    if fuse:
+        graph = with_fusion(graph)
+    graph, update = with_layout(graph, layout), update or Update()
+    lowering = Lowering(graph, batch, mode, update, dtype, layout, pad_channels, update_together)
     return lowering.run(mean or (0.5,) * channels, std or (0.5,) * channels, ahead)

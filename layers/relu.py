@@ -3,7 +3,8 @@
     graph.add("relu1", Relu(), "conv1")
 
 Backward reads y, not x: dx = dy where y > 0, else 0. It is written over dy. Where a pool above has dropped dy already
-(see vdnn.layers.winners), dx is dy: no op, no bytes, and y is not needed.
+(see vdnn.layers.winners), dx is dy: no op, no bytes, and y is not needed. A layer that applies the ReLU itself (see
+vdnn.layers.fuse) names it in the attribute "activation" of its op.
 """
 
 from __future__ import annotations
@@ -59,3 +60,25 @@ class Relu(Layer):
             dx, adds = low.contribute(x, over=dy)
             reads = {"y": low.value(node.name), "dy": dy}
             low.emit(node, "relu.backward", reads, {"dx": dx}, accumulate=("dx",) if adds else ())
+
+
+def activation_attrs(activation: str | None) -> dict[str, str]:
+    """The attribute of an op whose layer applies `activation` itself."""
+    return {} if activation is None else {"activation": activation}
+
+
+def masked_gradient(low: Lowering, node: Node, bias: bool) -> str:
+    """Emit dx = dy where y > 0, else 0, of a layer that applied its ReLU itself, over dy; returns dx.
+
+    Args:
+        bias: whether the layer has a bias: then the same op sums dx to db.
+    """
+    dy = low.grad(node.name)
+    dx = low.tensor(f"{node.name}.masked.grad", "grad", low.tensors[dy].shape, view_of=dy)
+    reads = {"y": low.value(node.name), "dy": dy}
+    if bias:
+        writes = {"dx": dx, "db": low.weight_gradient(node, "bias")}
+        low.emit(node, "relu.bias_backward", reads, writes, accumulate=low.accumulates("db"))
+    else:
+        low.emit(node, "relu.backward", reads, {"dx": dx}, name=f"{node.name}.relu_backward")
+    return dx

@@ -4,8 +4,8 @@
 
 probs[n,k] = exp(x[n,k]) / sum exp; loss[n] = -sum over k of t[n,k] * log probs[n,k], with
 t = (1 - label_smoothing) * one_hot(label) + label_smoothing / K; evaluation does not smooth.
-Backward: dx = (probs - t) * weight * gradient_scale,
-where gradient_scale (in the step state) is 1 / images in the whole step. `weight` is that of an auxiliary head.
+Backward: dx = (probs - t) * weight * gradient_scale, where gradient_scale (in the step state) is loss scale / images in
+the whole step. `weight` is that of an auxiliary head.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SoftmaxLoss(Layer):
                 node.name, "x", expected=f"one score for each of {low.graph.classes} classes", got=str(classes)
             )
         writes = {
-            "probs": low.tensor(f"{node.name}.probs", "act", (low.batch, classes)),
+            "probs": low.tensor(f"{node.name}.probs", "act", (low.batch, classes), dtype=low.parameter_dtype),
             "loss": low.tensor(f"{node.name}.loss", "loss", (low.batch,)),
             "correct": low.tensor(f"{node.name}.correct", "loss", (low.batch,), dtype="uint8"),
         }

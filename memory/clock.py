@@ -1,4 +1,8 @@
-"""What a plan costs in time, without running it: one clock per stream, waits, copy rates, and copies that share a link.
+"""What a plan costs in time, without running it: a clock per stream, waits, copy rates, and what slows what down.
+
+Copies of both directions share a link: the later one in the plan is slowed down. Copies also take memory bandwidth from
+kernels: a kernel takes longer beside copies that stand before it in the plan, and what a copy costs kernels that stand
+before it is added to the next one.
 
     timing = simulate(plan, program, costs)
     timing.total_ms, timing.compute_idle_ms
@@ -8,6 +12,7 @@ The same rules serve the simulated backend: a `StreamClock` is told each step as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,12 +32,44 @@ class StreamClock:
     now: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0.0))
     events: dict[int, float] = field(default_factory=dict)
     copies: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {"out": [], "in": []})
+    _past: dict[tuple[str, str], int] = field(default_factory=dict)
+    _ran: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
+    _owed: dict[str, float] = field(default_factory=dict)
 
-    def run(self, stream: str, time_ms: float) -> tuple[float, float]:
-        """Occupy `stream` for `time_ms`; returns start and end."""
+    def run(self, stream: str, time_ms: float, slowdown: float = 1.0) -> tuple[float, float]:
+        """Occupy `stream` for `time_ms`, and longer for copies beside it; returns start and end.
+
+        Args:
+            slowdown: how many times as long it takes while copies run both ways; one way counts half.
+        """
         start = self.now[stream]
-        self.now[stream] = start + time_ms
-        return start, start + time_ms
+        end = start + time_ms
+        if slowdown != 1.0:
+            end = self._stretched(stream, start, time_ms, slowdown)
+            self._ran.setdefault(stream, []).append((start, end, slowdown))
+        self.now[stream] = end = end + self._owed.pop(stream, 0.0)
+        return start, end
+
+    def _stretched(self, stream: str, start: float, left: float, slowdown: float) -> float:
+        """When work that takes `left` ms alone is done, if it starts at `start`."""
+        time = start
+        while True:
+            active, until = 0, math.inf
+            for direction, spans in self.copies.items():
+                # copies that were over before this stream got here are never looked at again
+                place = self._past.get((stream, direction), 0)
+                while place < len(spans) and spans[place][1] <= time:
+                    place += 1
+                self._past[stream, direction] = place
+                if place < len(spans):
+                    low, high = spans[place]
+                    active += low <= time
+                    until = min(until, high if low <= time else low)
+            pace = 1 / (1 + (slowdown - 1) * active / 2)
+            if (until - time) * pace >= left:
+                return time + left / pace
+            left -= (until - time) * pace
+            time = until
 
     def copy(self, direction: str, nbytes: int, stream: str) -> tuple[float, float]:
         """A copy "out" (device to host) or "in"; slower while the other direction has one in flight."""
@@ -53,9 +90,19 @@ class StreamClock:
             time += done / shared
         end = time + left / alone
         self.copies[direction].append((start, end))
+        self._charge(start, end)
         start = self.now[stream]
         self.now[stream] = end
         return start, end
+
+    def _charge(self, start: float, end: float) -> None:
+        """Let streams owe what a copy costs the kernels that have run by now."""
+        for stream, spans in self._ran.items():
+            for low, high, slowdown in reversed(spans):
+                if high <= start:
+                    break
+                overlap = max(0.0, min(high, end) - max(low, start))
+                self._owed[stream] = self._owed.get(stream, 0.0) + overlap * (slowdown - 1) / 2
 
     def record(self, event: int, stream: str) -> None:
         """Note when `event` is reached."""
@@ -67,9 +114,9 @@ class StreamClock:
 
     def join(self) -> float:
         """All streams meet; returns when."""
-        latest = max(self.now.values())
+        latest = max(time + self._owed.get(stream, 0.0) for stream, time in self.now.items())
         self.now = dict.fromkeys(STREAMS, latest)
-        self.copies = {"out": [], "in": []}
+        self.copies, self._past, self._ran, self._owed = {"out": [], "in": []}, {}, {}, {}
         return latest
 
 
@@ -78,7 +125,7 @@ class Timing:
     """Times in ms.
 
     Args:
-        total_ms: of the step. compute_ms: of all kernels. out_ms, in_ms: of all copies each way, as they ran.
+        total_ms: of the step. compute_ms, out_ms, in_ms: of all kernels and of all copies each way, as they ran.
         spans: per plan step (start, end) on its stream; None for steps that take no time.
     """
 
@@ -91,7 +138,7 @@ class Timing:
     @property
     def compute_idle_ms(self) -> float:
         """Time in which no kernel ran: copies that computation did not hide."""
-        return self.total_ms - self.compute_ms
+        return max(0.0, self.total_ms - self.compute_ms)
 
 
 def op_times(program: Program, costs: CostTable) -> Mapping[str, float]:
@@ -103,6 +150,7 @@ def simulate(plan: Plan, program: Program, costs: CostTable) -> Timing:
     """Time of one run of `plan` of `program` (with algorithms) under `costs`."""
     clock = StreamClock(costs.rates)
     times = op_times(program, costs)
+    slowdowns = {op.name: costs.rates.slowdown(op.kind) for op in program.ops}
     tensors = program.tensors
     spans: list[tuple[float, float] | None] = []
     busy = dict.fromkeys(STREAMS, 0.0)
@@ -110,8 +158,8 @@ def simulate(plan: Plan, program: Program, costs: CostTable) -> Timing:
         span = None
         match step:
             case Launch():
-                span = clock.run(step.stream, times[step.op])
-                busy["compute"] += times[step.op]
+                span = clock.run(step.stream, times[step.op], slowdowns[step.op])
+                busy["compute"] += span[1] - span[0]
             case CopyOut():
                 span = clock.copy("out", tensors[step.storage].nbytes, step.stream)
             case CopyIn():

@@ -16,7 +16,7 @@ from vdnn.layers.op import Op, Program
 class Candidate:
     """One way to run one op: its algorithm, time in ms, workspace in bytes, and whether two runs give equal bits.
 
-    `math` is what its products round to: "fp32" or "tf32".
+    `math` is what it rounds to: "fp32", "tf32" (operands), "bf16" or "fp16" (operands and results).
     """
 
     algorithm: str
@@ -58,14 +58,29 @@ class Options(NamedTuple):
     complete: bool = True
 
 
+PRODUCTS = frozenset(("conv.forward", "conv.dgrad", "conv.wgrad", "linear.forward", "linear.dgrad", "linear.wgrad"))
+"""Kinds of ops that are sums of products; all others are bound by the bytes that they move."""
+
+
 @dataclass(frozen=True, slots=True)
 class CopyRates:
-    """Copies between device and host: GB/s (10^9 bytes) each way alone, their sum when both run, µs to start one."""
+    """Copies between device and host: GB/s (10^9 bytes) each way alone, their sum when both run, µs to start one.
+
+    Args:
+        product_slowdown, stream_slowdown: how many times as long as alone an op takes while copies run both ways; one
+            of PRODUCTS, and one that streams bytes.
+    """
 
     d2h_gbps: float
     h2d_gbps: float
     both_gbps: float
     latency_us: float = 10.0
+    product_slowdown: float = 1.0
+    stream_slowdown: float = 1.0
+
+    def slowdown(self, kind: str) -> float:
+        """That of an op of `kind`."""
+        return self.product_slowdown if kind in PRODUCTS else self.stream_slowdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,6 +210,12 @@ def make_plan(program: Program, costs: CostTable, policy: str, budget: Budget) -
     return decisions, plan
 
 
+def fits_whole(program: Program, costs: CostTable, policy: str, budget: Budget) -> bool:
+    """Whether `policy` fits and keeps everything on the device; of dyn: whether its first attempt, none, does."""
+    decisions = POLICIES["none" if policy == "dyn" else policy](program, costs, budget)
+    return not decisions.offload and _fits(program, decisions, budget)
+
+
 def smallest_plan(program: Program, decisions: Decisions, budget: Budget) -> Plan:
     """The plan of `decisions` that needs the fewest device bytes: nothing is fetched before it is due."""
     return plan_program(program, replace(decisions, prefetch_bytes=0), None, *budget.persistent(program))

@@ -75,7 +75,7 @@ def _layer_inputs(program: Program, away: set[str]) -> tuple[list[tuple[str, str
     inputs: dict[str, list[str]] = {}
     for layer, start, end in layer_passes(program, ("forward",)):
         ops = program.ops[start:end]
-        layers.append((layer, ops[0].kind.split(".")[0]))
+        layers.append((layer, ops[-1].kind.split(".")[0]))  # what comes before it prepares its operands
         read = (program.storage(tensor) for op in ops for tensor in op.reads.values())
         inputs.setdefault(layer, []).extend(name for name in dict.fromkeys(read) if name in away)
     return layers, inputs

@@ -307,6 +307,8 @@ def _layer_rows(
             op.layer,
             {"kind": op.kind.split(".")[0], "forward": 0, "backward": 0, "ws": 0, "off": 0, "ms": 0.0, "alg": {}},
         )
+        if op.phase == "forward":
+            row["kind"] = op.kind.split(".")[0]  # of its last op there: those before it prepare operands
         i = launched[op.name]
         side = "forward" if op.phase == "forward" else "backward"
         row[side] = max(row[side], levels[i])

@@ -57,15 +57,25 @@ class Measured:
 
 @dataclass(slots=True)
 class AlgorithmTable:
-    """Problems measured under the same `facts`: gpu, driver, cudnn, layout, precision, and what else there is."""
+    """Problems measured under the same `facts`: gpu, driver, cudnn, layout, precision, and what else there is.
+
+    Args:
+        ops: ms of other ops, by keys of the cuda backend's own.
+    """
 
     facts: Mapping[str, Any]
     problems: dict[str, Measured] = field(default_factory=dict)
+    ops: dict[str, float] = field(default_factory=dict)
 
     @property
     def precision(self) -> str:
-        """ "fp32" or "tf32"."""
+        """ "fp32", "tf32", "bf16" or "fp16"."""
         return str(self.facts["precision"])
+
+    @property
+    def layout(self) -> str:
+        """ "NCHW" or "NHWC"."""
+        return str(self.facts.get("layout", "NCHW"))
 
     @property
     def source(self) -> str:
@@ -75,7 +85,9 @@ class AlgorithmTable:
     def save(self, path: Path) -> None:
         """Write the table over what is there, whole or not at all; ConfigError or VdnnError if it cannot be written."""
         rows = ",\n".join(f"{json.dumps(key)}: {json.dumps(found.to_json())}" for key, found in self._rounded().items())
-        write_file(path, f'{{"facts": {json.dumps(self.facts)},\n"problems": {{\n{rows}\n}}}}\n'.encode())
+        times = ",\n".join(f"{json.dumps(key)}: {time_ms:.5g}" for key, time_ms in sorted(self.ops.items()))
+        ops = f',\n"ops": {{\n{times}\n}}' if times else ""
+        write_file(path, f'{{"facts": {json.dumps(self.facts)},\n"problems": {{\n{rows}\n}}{ops}}}\n'.encode())
 
     def _rounded(self) -> dict[str, Measured]:
         found = {}
@@ -93,7 +105,9 @@ def read_table(text: str, name: str) -> AlgorithmTable:
     try:
         data = json.loads(text)
         facts = dict(data["facts"])
-        table = AlgorithmTable(facts, {key: Measured.from_json(row) for key, row in data["problems"].items()})
+        problems = {key: Measured.from_json(row) for key, row in data["problems"].items()}
+        ops = {str(key): float(time_ms) for key, time_ms in data.get("ops", {}).items()}
+        table = AlgorithmTable(facts, problems, ops)
         _ = table.source, table.precision  # whoever shows the table needs both
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(

@@ -62,13 +62,21 @@ def backend_source(backend: Backend, layout: str = "NCHW") -> Source:
 
 
 def table_source(table: AlgorithmTable) -> Source:
-    """What was measured elsewhere."""
+    """What was measured elsewhere; of a convolution with an epilogue that it does not know, the convolution alone."""
 
     def find(op: Op, program: Program) -> tuple[Candidate, ...] | None:
-        measured = table.problems.get(str(unplaced_problem(op, program)))
+        problem = unplaced_problem(op, program)
+        measured = table.problems.get(str(problem)) or table.problems.get(str(problem.plain))
         return measured.candidates if measured is not None and measured.candidates else None
 
-    return Source(find, table.source, False, table.precision, str(table.facts.get("layout", "NCHW")))
+    return Source(find, table.source, False, table.precision, table.layout)
+
+
+def without_epilogue(table: AlgorithmTable, graph: Graph, recipe: Recipe, batch: int) -> bool:
+    """Whether convolutions of `graph` apply an activation with which the table does not know them."""
+    program = recipe.lower(graph, ("train", batch))
+    problems = (unplaced_problem(op, program) for op in program.ops if op.kind in CONV_KINDS)
+    return any(problem.epilogue and str(problem) not in table.problems for problem in problems)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ class Caps:
         measured_costs: whether `candidates` has run what it times; else a short run is measured before training.
         poisons: whether a debug mode fills bytes that hold nothing with NaN, and finds writes to them.
         reserve_bytes: what the process holds on the device besides the slab: context, libraries, kernels.
-        precision: "fp32" or "tf32": what products round to, which is not always what was asked for.
+        precision: "fp32", "tf32", "bf16" or "fp16": what operands of products round to, which is not always what was
+            asked for.
     """
 
     name: str
@@ -64,6 +65,9 @@ class Replay(Protocol):
 
     def run(self, values: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]]) -> None:
         """Feed `values` and fill `outs`, in the order of the plan's Feed and Fetch steps; complete on return."""
+
+    def relaunch(self) -> None:
+        """Queue the run on "compute" once more with what was fed last, and wait for nothing: for clocks."""
 
 
 class Backend(Protocol):
@@ -98,7 +102,7 @@ class Backend(Protocol):
         """Hold `stream` until the latest `record` of `event` is reached."""
 
     def mark(self, stream: str) -> Any:
-        """A point of `stream` whose time `between_ms` tells after sync."""
+        """A point of `stream` whose time `between_ms` tells after sync; within a capture that of the latest replay."""
 
     def between_ms(self, first: Any, second: Any) -> float:
         """ms from one mark to another, of any stream, when both have been synced; negative if `second` came before."""
@@ -113,10 +117,11 @@ class Backend(Protocol):
         """Read `array` into host memory `out`, valid after sync, by way of the stage if it needs one."""
 
     def read(self, array: Any) -> NDArray[Any]:
-        """The numbers in `array` now, after a sync: for checkpoints, and for looking at what a kernel made."""
+        """The numbers in `array` now, after a sync: for checkpoints, and for looking at what a kernel made; bfloat16 as
+        float32."""
 
     def write(self, array: Any, value: NDArray[Any]) -> None:
-        """Make `array` hold `value`, of its shape and dtype, now: between runs, after a sync."""
+        """Make `array` hold `value`, of its shape and dtype, now: between runs, after a sync; bfloat16 from float32."""
 
     def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
         """These bytes belong to nobody: a debug mode checks that they still hold poison; sync raises, naming `what`."""

@@ -75,6 +75,16 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+PRECISIONS: Mapping[str, tuple[str, int]] = {
+    "fp32": ("float32", 1),
+    "tf32": ("float32", 4),
+    "bf16": ("bfloat16", 8),
+    "fp16": ("float16", 8),
+}
+"""By precision: the dtype of activations, and how many neighbouring channels fill 16 bytes, which is what the loads of
+tensor-core kernels take; 1 where none is used."""
+
+
 class NetworkConfig(Section):
     """Which network; further keys are options of its builder (see vdnn.networks)."""
 
@@ -136,7 +146,7 @@ class TrainConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """Stochastic gradient descent (see vdnn.layers.lower.Update)."""
+    """Stochastic gradient descent (see vdnn.layers.update)."""
 
     name: Literal["sgd"] = Field(default="sgd", description="sgd")
     lr: float = Field(default=0.05, gt=0, le=MOST_RATE, description="a number above 0, at most 1e38")
@@ -202,7 +212,9 @@ class MemoryConfig(Section):
     prefetch_limit: Bytes | None = Field(default=None, description=_BYTES)
     candidates: Literal["all", "named"] = Field(default="all", description="all or named")
     pool_indices: bool = Field(default=True, description="true or false")
-    layout: Literal["nchw", "nhwc"] = Field(default="nchw", description="nchw or nhwc")
+    fuse: bool = Field(default=True, description="true or false")
+    update: Literal["auto", "layer", "together"] = Field(default="auto", description="auto, layer or together")
+    layout: Literal["auto", "nchw", "nhwc"] = Field(default="auto", description="auto, nchw or nhwc")
     paper_search: bool = Field(default=False, description="true or false")
     slices: bool | None = Field(default=None, description="true, false, or null")
 
@@ -258,7 +270,7 @@ class Config(Section):
         default="auto", description="auto, cpu, cuda or simulated"
     )
     profile: str | None = Field(default=None, min_length=1, description="the name of a hardware profile, or null")
-    precision: Literal["fp32", "tf32"] = Field(default="fp32", description="fp32 or tf32")
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = Field(default="fp32", description="fp32, tf32, bf16 or fp16")
     deterministic: bool = Field(default=False, description="true or false")
     output: str = Field(min_length=1, description="a folder for the run's files")
 
@@ -275,7 +287,34 @@ class Config(Section):
         if self.schedule.min_lr > self.optimizer.lr:
             message = f"expected at most optimizer.lr = {self.optimizer.lr:g}, got {self.schedule.min_lr:g}"
             raise _conflict("schedule.min_lr", message)
+        if self.precision == "fp16" and self.memory.update == "layer":
+            raise _conflict("memory.update", "expected auto or together for precision fp16, which skips whole steps")
         return self
+
+    @property
+    def update_together(self) -> bool | None:
+        """Whether one op updates all weights at the end; None: where all fits with nothing offloaded."""
+        if self.precision == "fp16":  # a step whose gradients are not finite must change no weight
+            return True
+        return {"auto": None, "layer": False, "together": True}[self.memory.update]
+
+    @property
+    def dtype(self) -> str:
+        """Of activations and their gradients; all else is float32."""
+        return PRECISIONS[self.precision][0]
+
+    def layout_on(self, device: str) -> str:
+        """ "NCHW" or "NHWC", of images and filters on "cpu", "cuda" or "simulated".
+
+        By itself a GPU gets NHWC where its tensor cores are used, for they read it as it lies; the cpu has none.
+        """
+        if self.memory.layout != "auto":
+            return self.memory.layout.upper()
+        return "NCHW" if self.precision == "fp32" or device == "cpu" else "NHWC"
+
+    def pad_channels_on(self, device: str) -> int:
+        """What the channels of the images are rounded up to a multiple of on `device` (see vdnn.layers.lower)."""
+        return PRECISIONS[self.precision][1] if self.layout_on(device) == "NHWC" else 1
 
     def dump(self) -> str:
         """All keys as YAML; `load_config` reads an equal Config from it."""

@@ -61,16 +61,16 @@ def open_device(
         profile: of the simulated machine.
         memory_limit: bytes that the process may hold on a GPU, for what is allocated before planning.
         poison, copy_repeats, order: debug options; copies are repeated on a GPU, an order of streams is for the cpu.
-        precision: of products on a GPU; the others know fp32 alone (Caps.precision says what came of it).
+        precision: of what is stored and multiplied; Caps.precision says what came of it.
         candidates: "all", or "named" for cuDNN's named algorithms only, on a GPU.
-        layout: of the programs to come, "NCHW" or "NHWC", under which a GPU's measured algorithms are kept.
+        layout: of the programs to come if they are for a GPU, "NCHW" or "NHWC": its algorithms are kept under it.
         progress: told in words what takes long.
     """
     described = load_profile(profile or DEFAULT_PROFILE)  # a wrong name is an error on every device
     if device == "simulated":
         return SimulatedBackend(described), "simulated was asked for"
     if device == "cpu":
-        return CpuBackend(poison, order), "cpu was asked for"
+        return CpuBackend(poison, order, precision), "cpu was asked for"
     driver = find_driver()
     finding = driver.finding
     if driver.gpus:
@@ -92,4 +92,4 @@ def open_device(
             f"device 'cuda' is not available: {finding}; use --device cpu to train here, or --device simulated "
             "--profile h200 to see what a GPU would do"
         )
-    return CpuBackend(poison, order), f"auto: {finding}"
+    return CpuBackend(poison, order, precision), f"auto: {finding}"

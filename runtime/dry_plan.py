@@ -65,7 +65,7 @@ def plan_run(config: Config, graph: Graph, backend: Backend, budget: Budget) -> 
         lambda program: backend_costs(backend, program, config.deterministic),
         config.memory.policy,
         budget,
-        make_recipe(config),
+        make_recipe(config, device=backend.caps.name),
         instead=refused_plan,
     )
     return DryRun(plans, [plans[key] for key in step], plans[evaluation])

@@ -112,6 +112,11 @@ class Executor:
             held.note(name, places[name], self._feeds[name])
         return fetched
 
+    @property
+    def replay(self) -> Replay | None:
+        """The captured step, from the second run on; None before, and where nothing is captured."""
+        return self._replay
+
     def _check(self, name: str, got: NDArray[Any] | None) -> None:
         spec = self.program.tensors[name]
         if got is None or got.shape != spec.shape or got.dtype != _NUMPY[spec.dtype]:

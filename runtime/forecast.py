@@ -1,17 +1,53 @@
-"""How long a run and its evaluations will take, by the clock and the cost tables.
+"""How long a run and its evaluations will take: by the clock, the cost tables, and what an earlier run showed.
 
+step_ms, source = expected_step(prepared)   # of a whole step, and where that is from in words
 evaluation_ms(prepared)                     # one pass over the test images
-run_ms(prepared, prepared.predicted_step_ms())
+run_ms(prepared, step_ms)
+compare(prepared, [41.0, 41.3, ...])        # once, after the first steps
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
 from vdnn.memory.clock import simulate
+from vdnn.runtime.calibration import (
+    COUNTED,
+    SKIPPED,
+    Calibration,
+    calibrated_words,
+    calibration_key,
+    keep_factor,
+    known_factor,
+)
 from vdnn.runtime.planset import Planned, slice_sizes
 from vdnn.runtime.prepare import Prepared, Steps
 
 SILENT_MS = 2000.0
 """A phase expected to show nothing for longer than this is announced."""
+
+
+def expected_step(prepared: Prepared) -> tuple[float, str]:
+    """ms of a whole step and where that is from; calibrated if ops were measured and an earlier run has compared."""
+    step_ms, caps = prepared.predicted_step_ms(), prepared.backend.caps
+    factor = known_factor(_key(prepared)) if caps.measured_costs else None
+    if factor is None:
+        return step_ms, caps.cost_source
+    return step_ms * factor, f"{caps.cost_source}; {calibrated_words(factor)}"
+
+
+def compare(prepared: Prepared, times_ms: Sequence[float]) -> Calibration | None:
+    """How full steps, which took `times_ms`, compare with the sum of their parts: once there are enough, and kept then.
+
+    None before and after, and where ops were not measured one by one.
+    """
+    if len(times_ms) != SKIPPED + COUNTED or not prepared.backend.caps.measured_costs:
+        return None
+    found = Calibration(prepared.predicted_step_ms(), median(times_ms[SKIPPED:]), COUNTED)
+    keep_factor(_key(prepared), found)
+    return found
 
 
 def evaluation_ms(prepared: Prepared) -> float:
@@ -36,3 +72,8 @@ def run_ms(prepared: Prepared, step_ms: float) -> float:
 
 def _plan_ms(planned: Planned) -> float:
     return simulate(planned.plan, planned.program, planned.costs).total_ms
+
+
+def _key(prepared: Prepared) -> dict[str, Any]:
+    programs = [prepared.plans[key].program for key in prepared.steps.full]
+    return calibration_key(prepared.backend.caps, prepared.graph.name, prepared.config.memory.policy, programs)

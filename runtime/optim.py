@@ -2,7 +2,7 @@
 
     learning_rate(config.schedule, base_lr=0.05, step=750, steps_per_epoch=63, total_steps=756)
 
-The update itself is an op of the Program (see vdnn.layers.lower.Update).
+The update itself is an op of the Program (see vdnn.layers.update).
 """
 
 from __future__ import annotations

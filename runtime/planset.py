@@ -20,7 +20,7 @@ from vdnn.memory.decisions import Decisions
 from vdnn.memory.passes import BY_IMAGE, apply_decisions, batch_of
 from vdnn.memory.plan import Plan
 from vdnn.memory.planner import persistent_places
-from vdnn.memory.policy import PERFORMANCE_OPTIMAL, Budget, make_plan
+from vdnn.memory.policy import PERFORMANCE_OPTIMAL, Budget, fits_whole, make_plan
 from vdnn.memory.slices import describe, parse
 from vdnn.memory.verify import verify
 
@@ -55,6 +55,7 @@ class PlanSet:
     persistent: Program
     notes: tuple[str, ...] = ()
     layout: str = "NCHW"
+    dtype: str = "float32"
 
     def __getitem__(self, key: Key) -> Planned:
         return self.plans[key]
@@ -82,7 +83,7 @@ class PlanSet:
     def algorithms(self) -> dict[str, dict[str, str]]:
         """The choices of every plan, for a checkpoint."""
         return {
-            plan_name(key, self.layout): {
+            plan_name(key, self.layout, self.dtype): {
                 **{op: chosen.name for op, chosen in p.decisions.algorithms.items()},
                 **{
                     op: describe((row.images, row.algorithm.name) for row in rows)
@@ -93,9 +94,11 @@ class PlanSet:
         }
 
 
-def plan_name(key: Key, layout: str) -> str:
-    """The name under which algorithms are recorded: "train/64", in another layout than NCHW "train/64/NHWC"."""
-    return "/".join((key[0], str(key[1]), *([layout] if layout != "NCHW" else [])))
+def plan_name(key: Key, layout: str, dtype: str = "float32") -> str:
+    """The name under which algorithms are recorded: "train/64"; with a layout or dtype that are not the usual ones
+    "train/64/NHWC", "train/64/NHWC/bfloat16"."""
+    unusual = [word for word, usual in ((layout, "NCHW"), (dtype, "float32")) if word != usual]
+    return "/".join((key[0], str(key[1]), *unusual))
 
 
 def largest(refusals: Sequence[BudgetError]) -> BudgetError | None:
@@ -119,13 +122,22 @@ def step_parts(images: int, micro: int) -> list[Key]:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How programs of a run are lowered: the optimiser, the normalisation of images, what pools keep, the layout."""
+    """How programs of a run are lowered: the optimiser, the normalisation of images, and options of
+    vdnn.layers.lower.lower.
+
+    Args:
+        update_together: None: where the policy offloads nothing and that fits; `build_plans` finds out.
+    """
 
     update: Update
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     pool_indices: bool = False
     layout: str = "NCHW"
+    dtype: str = "float32"
+    pad_channels: int = 1
+    fuse: bool = False
+    update_together: bool | None = False
 
     def lower(self, graph: Graph, key: Key) -> Program:
         """The program of `graph` for one key; what trains gets its images a run ahead."""
@@ -141,6 +153,10 @@ class Recipe:
             ahead=ahead,
             pool_indices=self.pool_indices,
             layout=self.layout,
+            dtype=self.dtype,
+            pad_channels=self.pad_channels,
+            fuse=self.fuse,
+            update_together=bool(self.update_together),
         )
 
 
@@ -161,7 +177,13 @@ def build_plans(
         recorded: algorithms of an earlier run of the same plans, which are kept.
         instead: plans what does not fit, for looking at.
     """
-    programs = {key: recipe.lower(graph, key) for key in dict.fromkeys(keys)}
+    keys = tuple(dict.fromkeys(keys))
+    if recipe.update_together is None:
+        together = replace(recipe, update_together=True)
+        updates = [together.lower(graph, key) for key in keys if key[0] in ("train", "last")]
+        roomy = all(fits_whole(program, costs_of(program), policy, budget) for program in updates)
+        recipe = together if roomy else replace(recipe, update_together=False)
+    programs = {key: recipe.lower(graph, key) for key in keys}
     # weight gradients persist only in parts of a step, so such a program has every persistent storage there is
     whole = min(programs.values(), key=lambda program: -len(program.persistent))
     shared = replace(budget, shared=persistent_places(whole, *programs.values()))
@@ -170,7 +192,7 @@ def build_plans(
     refusals: list[BudgetError] = []
     for key, program in programs.items():
         costs = costs_of(program)
-        kept = (recorded or {}).get(plan_name(key, recipe.layout))
+        kept = (recorded or {}).get(plan_name(key, recipe.layout, recipe.dtype))
         if kept:
             costs, lost = _only(program, costs, kept)
             notes += [f"{key[0]}/{key[1]}: {sentence}" for sentence in lost]
@@ -190,7 +212,7 @@ def build_plans(
     worst = largest(refusals)
     if worst is not None:
         raise worst
-    return PlanSet(plans, whole, tuple(notes), recipe.layout)
+    return PlanSet(plans, whole, tuple(notes), recipe.layout, recipe.dtype)
 
 
 def _only(program: Program, costs: CostTable, kept: Mapping[str, str]) -> tuple[CostTable, list[str]]:

@@ -146,12 +146,22 @@ def stated_bytes(budget: Budget) -> int:
     return budget.device_bytes
 
 
-def make_recipe(config: Config, source: Source | None = None) -> Recipe:
-    """The optimiser of `config`, the normalisation that `source` asks for, what pools keep, and the layout."""
+def make_recipe(config: Config, source: Source | None = None, device: str = "cuda") -> Recipe:
+    """How `config` says that programs for `device` are lowered, with the normalisation that `source` asks for."""
     optimizer = config.optimizer
     update = Update(optimizer.momentum, optimizer.nesterov, optimizer.weight_decay, optimizer.decay_bias_and_norm)
     mean, std = (source.mean, source.std) if source is not None else (None, None)
-    return Recipe(update, mean, std, config.memory.pool_indices, config.memory.layout.upper())
+    return Recipe(
+        update,
+        mean,
+        std,
+        pool_indices=config.memory.pool_indices,
+        fuse=config.memory.fuse,
+        update_together=config.update_together,
+        layout=config.layout_on(device),
+        dtype=config.dtype,
+        pad_channels=config.pad_channels_on(device),
+    )
 
 
 def make_steps(config: Config, source: Source) -> Steps:
@@ -201,7 +211,7 @@ def prepare(
         order=order,
         precision=config.precision,
         candidates=config.memory.candidates,
-        layout=config.memory.layout.upper(),
+        layout=config.layout_on("cuda"),
         progress=progress,
     )
     budget = make_budget(config, backend, reserve_bytes)
@@ -220,7 +230,7 @@ def prepare(
         lambda program: backend_costs(backend, program, config.deterministic),
         config.memory.policy,
         budget,
-        make_recipe(config, source),
+        make_recipe(config, source, backend.caps.name),
         recorded,
     )
     return Prepared(config, graph, source, backend, reason, budget, steps, plans)

@@ -25,8 +25,20 @@ from vdnn.runtime.checkpoint import is_unfinished, latest
 from vdnn.runtime.files import is_place_fault, user_path, write_file
 
 CONFIG, PLAN, METRICS, CHECKPOINTS = "config.yaml", "plan.json", "metrics.csv", "checkpoints"
-COLUMNS = ("step", "epoch", "split", "loss", "accuracy", "lr", "images", "images_per_s")
-"""Loss and accuracy are means over `images`: of a train row, those since the epoch began or the run was resumed."""
+COLUMNS = (
+    "step",
+    "epoch",
+    "split",
+    "loss",
+    "accuracy",
+    "lr",
+    "images",
+    "images_per_s",
+    "loss_scale",
+    "skipped_steps",
+)
+"""Loss and accuracy are means over `images`: of a train row, those since the epoch began or the run was resumed. The
+last two have numbers in fp16 alone: the scale of the next step, and skipped steps since training began."""
 SPLITS = ("train", "test")
 _STEP = re.compile(r"[0-9]{1,16}")
 

@@ -15,10 +15,11 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from vdnn.errors import CheckpointError
 from vdnn.networks import NETWORKS
+from vdnn.runtime.loss_scale import LossScale
 
 FORMAT = 2
 STATE = "state.json"
@@ -34,6 +35,7 @@ class State(TypedDict):
     network: its name. step: updates done. epoch: epochs completed. position: images of the current epoch already used.
     seed: of weights, order and dropout. schedule: the schedule section of the configuration. algorithms: the chosen
     algorithm, or slices in words, by plan and op. config: the whole configuration (Config.model_dump(mode="json")).
+    loss_scale: that of the next step in fp16 (see vdnn.runtime.loss_scale); None, or not there, in the others.
     """
 
     network: str
@@ -44,6 +46,7 @@ class State(TypedDict):
     schedule: dict[str, Any]
     algorithms: dict[str, Any]
     config: dict[str, Any]
+    loss_scale: NotRequired[dict[str, Any] | None]
 
 
 class Weights(TypedDict):
@@ -84,6 +87,7 @@ _FIELDS: Mapping[str, Mapping[str, tuple[Callable[[Any], bool], str]]] = {
         "schedule": (lambda value: isinstance(value, dict), "keys with values"),
         "algorithms": (_is_choice, "the name of an algorithm by plan and op"),
         "config": (_is_config, "a configuration with its sections"),
+        "loss_scale": (lambda value: value is None or LossScale.is_json(value), "scale, good_steps and skipped"),
     },
 }
 """What every field must be: a check, and words for it."""

@@ -8,8 +8,9 @@ trainer.run()
 from __future__ import annotations
 
 from vdnn.errors import VdnnError
+from vdnn.runtime.listener import StepInfo
 from vdnn.runtime.trace import Marks
-from vdnn.runtime.trainer import StepInfo, Trainer
+from vdnn.runtime.trainer import Trainer
 
 AFTER_STEPS = 3
 """Steps before the one that is traced: by then kernels are loaded, plans captured and caches warm."""

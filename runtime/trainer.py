@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +25,16 @@ from numpy.typing import NDArray
 from vdnn.errors import CheckpointError, NotFiniteError, VdnnError
 from vdnn.layers.lower import IMAGES, LABELS, STEP
 from vdnn.layers.op import Op
+from vdnn.runtime.calibration import CALIBRATION
 from vdnn.runtime.checkpoint import State, check_tensors, latest, load, prune, save, set_aside
 from vdnn.runtime.cut import cut_step
 from vdnn.runtime.data import batches, epoch_order, with_next
 from vdnn.runtime.executor import Executor, Observer
-from vdnn.runtime.forecast import SILENT_MS, evaluation_ms
+from vdnn.runtime.forecast import SILENT_MS, compare, evaluation_ms
 from vdnn.runtime.init import init_parameters
 from vdnn.runtime.kept import Kept
+from vdnn.runtime.listener import Listener, StepInfo
+from vdnn.runtime.loss_scale import LossScale
 from vdnn.runtime.optim import learning_rate
 from vdnn.runtime.planset import Key, slice_sizes
 from vdnn.runtime.prepare import Prepared
@@ -48,34 +51,6 @@ class Interrupted(VdnnError):
         self.exit_code = 128 + signum
         name = signal.Signals(signum).name
         super().__init__(f"interrupted by {name}; checkpoint written to '{checkpoint}': go on with --resume")
-
-
-@dataclass(frozen=True, slots=True)
-class StepInfo:
-    """One finished step, for a listener. Times in ms."""
-
-    step: int
-    total: int
-    epoch: int
-    loss: float
-    accuracy: float
-    lr: float
-    images: int
-    time_ms: float
-    data_wait_ms: float
-
-
-class Listener(Protocol):
-    """Who shows what happens."""
-
-    def note(self, text: str) -> None:
-        """A sentence."""
-
-    def step(self, info: StepInfo) -> None:
-        """A step is done."""
-
-    def evaluated(self, step: int, epoch: int, loss: float, accuracy: float) -> None:
-        """The test images were evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +76,7 @@ class Trainer:
     Attributes:
         observer: follows the plans of the next training steps, which then run uncaptured.
         kept: weights, momentum and statistics on the device.
+        scaling: the loss scale in fp16; None in other precisions, whose gradients need none.
     """
 
     def __init__(self, prepared: Prepared, folder: RunFolder, listener: Listener):
@@ -108,6 +84,7 @@ class Trainer:
         self.config, self.backend = prepared.config, prepared.backend
         self.kept = Kept(prepared.plans, prepared.backend)
         self.observer: Observer | None = None
+        self.scaling = LossScale() if self.config.precision == "fp16" else None
         self.step = 0
         self.predicted_step_ms, self.predicted_from = prepared.predicted_step_ms(), prepared.backend.caps.cost_source
         self._executors: dict[Key, Executor] = {}
@@ -134,6 +111,9 @@ class Trainer:
         self._open()
         self.kept.write(tensors)
         self.step = state["step"]
+        kept_scale = state.get("loss_scale")
+        if self.scaling is not None and kept_scale is not None:
+            self.scaling = LossScale.from_json(kept_scale)
         for path in set_aside(self.folder.checkpoints, self.step):
             self.listener.note(
                 f"note: a checkpoint from after step {self.step}, where this run goes on, is now '{path}'"
@@ -159,6 +139,7 @@ class Trainer:
             schedule=self.config.schedule.model_dump(mode="json"),
             algorithms=dict(self.prepared.plans.algorithms()),
             config=self.config.model_dump(mode="json"),
+            loss_scale=None if self.scaling is None else self.scaling.to_json(),
         )
         return save(self.folder.checkpoints, tensors, state, self.config.checkpoint.keep + spare)
 
@@ -211,16 +192,33 @@ class Trainer:
             self.step += 1
             if len(images) == full:
                 self._times.append((ended - started) * 1000)
+                self._compare()
             waited = (started - waiting) * 1000
             self.listener.step(
                 StepInfo(
-                    self.step, steps.total, epoch, loss, accuracy, lr, len(images), (ended - started) * 1000, waited
+                    self.step,
+                    steps.total,
+                    epoch,
+                    loss,
+                    accuracy,
+                    lr,
+                    len(images),
+                    (ended - started) * 1000,
+                    waited,
+                    *((self.scaling.scale, self.scaling.skipped) if self.scaling else ()),
                 )
             )
             self._stop_if_asked()
             if self.step == steps.total:
                 return
             waiting = perf_counter()
+
+    def _compare(self) -> None:
+        """Tell how the first steps compare with their prediction, once that is known."""
+        found = compare(self.prepared, self._times) if self.observer is None else None
+        if found is not None:
+            self.listener.note(found.words())
+            self.folder.write_json(CALIBRATION, found.to_json())
 
     def _epoch_end(self, resumed: bool = False) -> tuple[float, float]:
         """Checkpoint first, then evaluate, so that a kill during evaluation loses no training."""
@@ -251,21 +249,28 @@ class Trainer:
     ) -> tuple[float, float]:
         """One step over all of its parts; mean loss and share of right first choices, NotFiniteError at a NaN.
 
+        In fp16 a gradient that is not finite only makes this step change no weight, unless the loss scale is exhausted.
+
         Args:
             images: (N, C, H, W) uint8, as many as in a full step or in an epoch's last one.
             labels: (N,) int32. lr: rate of this step.
             following: images of the next step if they are known; uploaded beside this one if no array can write them.
         """
         start, losses, correct = 0, 0.0, 0
+        scale = 1.0 if self.scaling is None else self.scaling.scale
         for key, part_images, ahead in cut_step(self.prepared.steps, images, following):
             end = start + key[1]
-            record = new_step(lr, 1 / len(images), self.step, self.config.train.seed, start)
+            record = new_step(lr, scale / len(images), self.step, self.config.train.seed, start, unscale=1 / scale)
             feeds: dict[str, NDArray[Any]] = {IMAGES: part_images, LABELS: labels[start:end], STEP: record}
             executor = self._executor(key)
             executor.observer = self.observer
             fetched = executor.run(feeds, {} if ahead is None else {IMAGES: ahead})
             part = float(np.sum(fetched[executor.program.loss], dtype=np.float64))
-            if not isfinite(part) or fetched[STEP].view(STEP_DTYPE)["not_finite"][0]:
+            finite = not fetched[STEP].view(STEP_DTYPE)["not_finite"][0]
+            if end == len(images) and self.scaling is not None and isfinite(part):
+                self.scaling.count(finite)  # the last part has updated, or skipped, all weights
+                finite = finite or not self.scaling.exhausted
+            if not isfinite(part) or not finite:
                 raise self._diagnose(executor, feeds, f"step {self.step}", f"{lr:g}", self.step)
             losses += part
             correct += int(np.sum(fetched[executor.program.correct]))
@@ -345,10 +350,9 @@ class Trainer:
         """NotFiniteError if an update has overflowed: such weights are never written."""
         for name, array in tensors.items():
             if not np.isfinite(array).all():
-                program = self.prepared.plans[self.prepared.steps.full[-1]].program
-                writer = next((op for op in program.ops if name in op.writes.values()), None)
-                layer = f" (layer '{writer.layer}')" if writer else ""
-                what = f"update of step {self.step - 1}: NaN or infinity in tensor '{name}'{layer}"
+                owners = (n for n in self.prepared.graph.nodes if name.startswith(f"{n}."))
+                layer = max(owners, key=len)  # a name may begin another
+                what = f"update of step {self.step - 1}: NaN or infinity in tensor '{name}' (layer '{layer}')"
                 raise self._not_finite(what, self._rate_words(), self.step - 1)
 
     def _rate_words(self) -> str:

@@ -300,6 +300,20 @@ def what_is_written_is_read_and_computed_with(backend: Backend) -> None:
         assert np.array_equal(got, expected)
 
 
+def sixteen_bits_are_read_and_written_as_numbers(backend: Backend) -> None:
+    """bfloat16 comes and goes as float32, which has all of its numbers; float16 as it is."""
+    numbers = (np.arange(40, dtype=np.float32) / 4 - 3).reshape(2, 5, 2, 2)
+    for dtype in ("bfloat16", "float16"):
+        root = TensorSpec("cat", "act", (2, 5, 2, 2), dtype)
+        part = TensorSpec("branch", "act", (2, 2, 2, 2), dtype, view_of="cat", channel=3)
+        whole, branch = backend.view(root, root, SLOT_BYTES), backend.view(part, root, SLOT_BYTES)
+        backend.write(whole, numbers if dtype == "bfloat16" else numbers.astype(dtype))
+        if backend.caps.has_data:
+            assert np.array_equal(backend.read(whole), numbers)
+            assert np.array_equal(backend.read(branch), numbers[:, 3:])
+            assert backend.read(whole).dtype == ("float32" if dtype == "bfloat16" else dtype)
+
+
 def a_feed_ahead_is_there_after_the_next_sync(backend: Backend) -> None:
     value = np.arange(NUMBERS, dtype=np.float32).reshape(1, NUMBERS)
     backend.feed_ahead(Numbers.at(backend, 0).array, value, 0, "in")
@@ -328,6 +342,7 @@ CHECKS: tuple[Callable[[Backend], None], ...] = (
     places_outside_a_slab_raise,
     places_outside_the_stage_raise,
     what_is_written_is_read_and_computed_with,
+    sixteen_bits_are_read_and_written_as_numbers,
     a_feed_ahead_is_there_after_the_next_sync,
     a_wait_without_a_record_is_an_error,
     what_a_kernel_raises_comes_by_sync,

@@ -13,6 +13,7 @@
 #define __device__
 #define __forceinline__ inline
 #define __shared__ static
+#define __grid_constant__
 #define __launch_bounds__(threads)
 
 struct Index {
@@ -23,13 +24,14 @@ static Index threadIdx, blockIdx;
 struct alignas(16) float4 {
     float x, y, z, w;
 };
-struct alignas(4) uchar4 {
-    unsigned char x, y, z, w;
+struct alignas(8) uint2 {
+    unsigned x, y;
 };
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 template <class T>
@@ -41,6 +43,11 @@ inline float __int_as_float(unsigned bits) {
     float value;
     std::memcpy(&value, &bits, sizeof value);
     return value;
+}
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
 }
 inline void atomicMin(unsigned long long* place, unsigned long long value) { *place = min(*place, value); }
 

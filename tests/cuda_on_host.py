@@ -1,9 +1,10 @@
 """vdnn's CUDA kernels compiled as host C++ and run thread by thread, behind the interface of KernelSet.
 
-    kernels = HostKernels(falling=True)
+    kernels = HostKernels(falling=True, dtype="bfloat16")
     CUDA_KERNELS["relu.forward"](op, {"x": array_of(x), "y": array_of(y)}, kernels, None)
 
-Addresses are those of NumPy arrays. What a GPU would do at once happens in order, rising or falling.
+Addresses are those of NumPy arrays; those of uint16 hold bfloat16. What a GPU would do at once happens in order, rising
+or falling.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from vdnn.bench.kernel_check import dtype_name
 from vdnn.runtime.backends.cuda.array import DeviceArray
-from vdnn.runtime.backends.cuda.source import SCALARS, convert, signatures, source
+from vdnn.runtime.backends.cuda.sgd import TABLE
+from vdnn.runtime.backends.cuda.source import SCALARS, STRUCTS, convert, signatures, source
 
 HEADER = Path(__file__).with_name("cuda_on_host.h")
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w")
@@ -35,13 +38,13 @@ extern "C" int run_{name}(u32 first, u32 end, int falling, {arguments}) {{
 
 
 @cache
-def compile_kernels() -> ctypes.CDLL:
-    """All kernels; skips the test if there is no g++."""
+def compile_kernels(dtype: str = "float32") -> ctypes.CDLL:
+    """All kernels for activations of `dtype`; skips the test if there is no g++."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not installed: the CUDA kernels cannot be run on the host")
-    text = f'#include "{HEADER}"\n{source()}'
-    for name, signature in signatures(source()).items():
+    text = f'#include "{HEADER}"\n{source(dtype)}'
+    for name, signature in signatures(source(dtype)).items():
         arguments = ", ".join(f"{kind} {argument}" for argument, kind in signature)
         text += ENTRY.format(name=name, arguments=arguments, names=", ".join(argument for argument, _ in signature))
     with TemporaryDirectory() as folder:
@@ -59,25 +62,46 @@ class HostKernels:
     Args:
         falling: threads and blocks from the last to the first.
         blocks: number of blocks → the range of blocks to run; all of them if None.
+        dtype: of activations and their gradients.
     """
 
-    def __init__(self, *, falling: bool = False, blocks: Callable[[int], tuple[int, int]] | None = None) -> None:
-        self._library, self._falling, self._blocks = compile_kernels(), falling, blocks
-        self._signatures = signatures(source())
+    def __init__(
+        self,
+        *,
+        falling: bool = False,
+        blocks: Callable[[int], tuple[int, int]] | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        self._library, self._falling, self._blocks, self.dtype = compile_kernels(dtype), falling, blocks, dtype
+        self._signatures = signatures(source(dtype))
         self.launched: list[str] = []
 
-    def launch(self, name: str, blocks: int, args: Sequence[float], stream: Any) -> None:
+    def launch(self, name: str, blocks: int, args: Sequence[Any], stream: Any) -> None:
         """Run the kernel; AssertionError if threads part ways at a barrier."""
         signature = self._signatures[name]
         entry = self._library[f"run_{name}"]
         entry.argtypes = [ctypes.c_uint32] * 2 + [ctypes.c_int] + [_ctype(kind) for _, kind in signature]
         first, end = self._blocks(blocks) if self._blocks else (0, blocks)
-        values = [value.item() for value in convert(name, signature, args)]
+        values = [_plain(value) for value in convert(name, signature, args)]
         assert entry(first, end, self._falling, *values) == 0, f"threads of '{name}' missed a barrier"
         self.launched.append(name)
 
 
+class Updates(ctypes.Structure):
+    """A table of sgd.cu, passed by value."""
+
+    _fields_ = [("words", ctypes.c_uint64 * (TABLE.itemsize // 8))]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return Updates.from_buffer_copy(value.tobytes())
+    return value.item()
+
+
 def _ctype(kind: str) -> Any:
+    if kind in STRUCTS:
+        return Updates
     if kind not in SCALARS:
         return ctypes.c_void_p
     return np.ctypeslib.as_ctypes_type(SCALARS[kind])
@@ -88,8 +112,8 @@ class Host:
 
     stream = None
 
-    def __init__(self, *, falling: bool = False) -> None:
-        self.kernels = HostKernels(falling=falling)
+    def __init__(self, *, falling: bool = False, dtype: str = "float32") -> None:
+        self.kernels = HostKernels(falling=falling, dtype=dtype)
 
     def run(self, content: NDArray[np.uint8], work: Callable[[int], None]) -> NDArray[np.uint8]:
         """`content` at a multiple of 256, `work` done on it, what lies there then."""
@@ -104,4 +128,4 @@ class Host:
 def array_of(array: NDArray[Any], layout: str = "NCHW") -> DeviceArray:
     """`array` as the cuda backend sees it."""
     strides = tuple(step // array.itemsize for step in array.strides)
-    return DeviceArray(array.ctypes.data, array.shape, strides, str(array.dtype), array.nbytes, layout)
+    return DeviceArray(array.ctypes.data, array.shape, strides, dtype_name(array.dtype), array.nbytes, layout)

@@ -13,17 +13,19 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from vdnn.layers import Op, Program, TensorSpec
 from vdnn.runtime.backends.cpu.geometry import OPERANDS, algorithms, workspace_bytes
+from vdnn.runtime.backends.cpu.half import run_rounded
 from vdnn.runtime.backends.cpu.kernels import KERNELS
+from vdnn.runtime.bfloat16 import host_dtype
 from vdnn.runtime.step import new_step
 
 Array = NDArray[Any]
 
 
-def garbage(shape: tuple[int, ...], dtype: str) -> Array:
+def garbage(shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     """An array of bytes 0xFF: NaN, and never a right answer."""
     array = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint8)[...] = 0xFF
@@ -58,7 +60,8 @@ class Run:
         for name, spec in program.tensors.items():
             if spec.view_of is not None:
                 continue
-            memory = garbage(spec.shape, spec.dtype) if place is None else place(spec.nbytes).view(spec.dtype)
+            dtype = host_dtype(spec.dtype)
+            memory = garbage(spec.shape, dtype) if place is None else place(spec.nbytes).view(dtype)
             self.storages[name] = laid_out(memory, spec)
             if name in program.persistent:
                 self.storages[name][...] = initial(name, spec.shape, rng)
@@ -82,7 +85,7 @@ class Run:
     @staticmethod
     def launch(op: Op, arrays: Mapping[str, Array]) -> None:
         """Run one op."""
-        KERNELS[op.kind](op, **arrays)
+        run_rounded(KERNELS[op.kind], op, arrays)
 
     def loss(self) -> float:
         """Mean over images of the sum of all heads, each by its weight."""

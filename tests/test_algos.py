@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from io import StringIO
 from itertools import pairwise, product
 from types import SimpleNamespace
@@ -33,10 +34,13 @@ from vdnn.runtime.algos import (
     study_json,
     table_source,
     totals_csv,
+    without_epilogue,
 )
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, unplaced_problem
+from vdnn.runtime.config import load_config
 from vdnn.runtime.devices import open_device
 from vdnn.runtime.planset import Recipe
+from vdnn.runtime.prepare import make_recipe
 
 MIB = 2**20
 FACTS = {"gpu": "Made Up 1", "driver": 1, "cudnn": 91901, "layout": "NCHW", "precision": "fp32", "method": 2}
@@ -240,7 +244,7 @@ def test_a_table_that_is_not_there_is_an_error(tmp_path):
 def test_a_stored_table_is_whole(name):
     table = load_table(name)
     assert table.facts["method"] >= 2
-    assert name.endswith(f"-{table.precision}")
+    assert name.endswith(f"-{gpu_algos.table_name((table.precision, table.layout))}")
     for key, found in table.problems.items():
         assert found.candidates, key
         times = [c.time_ms for c in found.candidates]
@@ -268,8 +272,8 @@ def test_a_picture_of_a_study_is_written(tmp_path, suffix):
 class FakeSearch:
     """Knows every problem as soon as it is asked, but one."""
 
-    def __init__(self, precision: str, fails: str = "", seconds: float = 0.0, clock: Any = None):
-        self.precision, self.key = precision, {**FACTS, "precision": precision}
+    def __init__(self, precision: str, layout: str, fails: str = "", seconds: float = 0.0, clock: Any = None):
+        self.precision, self.key = precision, {**FACTS, "precision": precision, "layout": layout}
         self.known: dict[str, Measured] = {}
         self.asked: list[str] = []
         self.fails, self.seconds, self.clock = fails, seconds, clock
@@ -292,9 +296,10 @@ def out(tmp_path, monkeypatch):
 
 
 def measure(*arguments: str, made: dict[str, FakeSearch], **options: Any) -> int:
-    def opened(precision: str) -> Any:
-        made[precision] = FakeSearch(precision, **options)
-        return made[precision]
+    def opened(precision: str, layout: str) -> Any:
+        name = precision if layout == "NCHW" else f"{precision}-{layout.lower()}"
+        made[name] = FakeSearch(precision, layout, **options)
+        return made[name]
 
     return gpu_algos.main(list(arguments), opened)
 
@@ -312,7 +317,7 @@ def test_the_script_writes_tables_that_serve_their_networks(out, tmp_path, capsy
         assert set(table.problems) == set(asked)
         source = table_source(table)
         for network, batch, divided in (("lenet", 64, False), ("alexnet", 128, True)):
-            study = make_study(build(network), RECIPE, batch, source)
+            study = make_study(build(network), replace(RECIPE, fuse=precision == "tf32"), batch, source)
             assert (study.total(None).divided_ms is not None) == divided
     said = capsys.readouterr().out
     assert "in made-up-1-tf32.json" in said
@@ -326,7 +331,7 @@ def test_the_script_goes_on_where_it_was_out_of_time(out, monkeypatch, capsys):
     monkeypatch.setattr(gpu_algos, "monotonic", lambda: clock.now)
     made: dict[str, FakeSearch] = {}
     options = {"made": made, "seconds": 7.0, "clock": clock}
-    total = len(list(gpu_algos.worklist(["vgg16:64"], [])))
+    total = len(list(gpu_algos.worklist(["vgg16:64"], [], ("fp32", "NCHW"))))
     arguments = ("vgg16:64", "--minutes", "1", "--tables", str(out))
     rounds, found = 0, 0
     while found < total:
@@ -350,6 +355,37 @@ def test_the_script_leaves_out_what_fails_and_a_table_of_another_driver(out, cap
     said = capsys.readouterr()
     assert "of another driver, cuDNN or method" in said.out
     assert "an unknown error of the driver" in said.err
+
+
+def test_tables_of_tensor_cores_in_nhwc_serve_what_training_runs(out, tmp_path, capsys):
+    made: dict[str, FakeSearch] = {}
+    options = ("--precisions", "tf32,bf16", "--layouts", "nhwc", "--tables", str(tmp_path / "empty"))
+    assert measure("alexnet:128", *options, made=made) == 0
+    names = {f"made-up-1-{precision}-nhwc" for precision in ("tf32", "bf16")}
+    assert {path.stem for path in out.iterdir()} == names
+    assert "in made-up-1-bf16-nhwc.json" in capsys.readouterr().out
+    for precision, dtype in (("tf32", "float32"), ("bf16", "bfloat16")):
+        table = load_table(str(out / f"made-up-1-{precision}-nhwc.json"))
+        assert (table.precision, table.layout) == (precision, "NHWC")
+        assert all(f", {dtype}, NHWC" in key for key in table.problems)
+        recipe = make_recipe(load_config("alexnet", [f"precision={precision}"]))
+        assert recipe.fuse
+        assert not without_epilogue(table, build("alexnet"), recipe, 128)
+        assert make_study(build("alexnet"), recipe, 128, table_source(table)) is not None
+        # the first layer reads padded images
+        channels = {"tf32": 4, "bf16": 8}[precision]
+        assert any(f"x (128, {channels}, 224, 224)" in key for key in table.problems)
+        assert make_study(build("alexnet"), RECIPE, 128, table_source(table)) is None
+
+
+def test_a_table_without_epilogues_serves_the_convolutions_alone():
+    graph = two_convs()
+    table = table_of(graph, (8,))
+    assert not without_epilogue(table, graph, RECIPE, 8)
+    assert without_epilogue(table, graph, replace(RECIPE, fuse=True), 8)
+    plain = make_study(graph, RECIPE, 8, table_source(table), micro_batches=False)
+    fused = make_study(graph, replace(RECIPE, fuse=True), 8, table_source(table), micro_batches=False)
+    assert [conv.candidates for conv in fused.convs] == [conv.candidates for conv in plain.convs]
 
 
 @pytest.mark.parametrize("arguments", [("vgg17:8",), ("vgg16",), ("vgg16:0",), ("lenet:8", "--precisions", "fp64")])

@@ -15,10 +15,14 @@ from test_algos import FACTS, MIB, table_of
 from vdnn.cli import algos as command
 from vdnn.cli.main import main
 from vdnn.cli.options import unmet_precision
+from vdnn.memory.costs import Candidate
 from vdnn.networks import build
 from vdnn.runtime import algos
+from vdnn.runtime.algorithm_table import AlgorithmTable, Measured
+from vdnn.runtime.backends.cuda.products import CONV_KINDS, unplaced_problem
 from vdnn.runtime.config import load_config
 from vdnn.runtime.devices import Driver
+from vdnn.runtime.prepare import make_recipe
 
 MODELLED = ("--profile", "h200")
 
@@ -137,7 +141,7 @@ def test_a_slice_of_an_accumulated_step_is_said(capsys):
         (("alexnet", "--limits", "8MiB,much"), "--limits: 'much' is not an amount of bytes"),
         (("alexnet", "--limits", ""), "--limits: "),
         (("alexnet", "--picture", "a.txt"), "expected a file name that ends in"),
-        (("alexnet", "--precision", "fp16"), "expected fp32 or tf32"),
+        (("alexnet", "--precision", "fp8"), "expected fp32, tf32, bf16 or fp16"),
         (("alexnet", "--table", "h300"), "no stored table 'h300'"),
         (("alexnet", "--device", "gpu"), "auto, cpu, cuda or simulated"),
         (("alexnet", "--profile", "h300"), "unknown profile 'h300'"),
@@ -184,3 +188,61 @@ def test_training_in_tf32_on_the_cpu_says_that_it_is_fp32(tmp_path):
     assert said.code == 0, said.error
     assert "precision tf32 is for device cuda; on device cpu products are computed in fp32" in said.out + said.error
     assert "precision" not in script("vdnn-train", *options, cwd=tmp_path).error
+
+
+# ---- layouts
+
+
+@pytest.fixture
+def half_table(tmp_path):
+    """Of LeNet in bf16 and NHWC."""
+    facts = {**FACTS, "precision": "bf16", "layout": "NHWC"}
+    recipe = make_recipe(load_config("lenet", ["precision=bf16"]))
+    table = AlgorithmTable(facts)
+    for images in (8, 4):
+        program = recipe.lower(build("lenet"), ("train", images))
+        for op in program.ops:
+            if op.kind in CONV_KINDS:
+                rows = (Candidate("FAST", 1.0, 4096, math="bf16"),)
+                table.problems[str(unplaced_problem(op, program))] = Measured(rows, None)
+    table.save(tmp_path / "half.json")
+    return str(tmp_path / "half.json")
+
+
+def test_a_stored_table_is_taken_by_precision_and_layout(capsys, no_gpu, monkeypatch, lenet_table, half_table):
+    tables = {"made-up-fp32": lenet_table, "made-up-bf16-nhwc": half_table}
+    load = command.load_table
+    monkeypatch.setattr(command, "stored_names", lambda: sorted(tables))
+    monkeypatch.setattr(command, "load_table", lambda name: load(tables.get(name, name)))
+    for options in (("--precision", "bf16"), ("--precision", "bf16", "--layouts", "NHWC")):
+        said = run(capsys, "lenet", "-b", 8, *options, "--json")
+        assert "times are from the stored table made-up-bf16-nhwc" in said.err
+        data = json.loads(said.out)
+        assert data["precision"] == "bf16"
+        assert {(row["layout"], row["math"]) for layer in data["layers"] for row in layer["candidates"]} == {
+            ("NHWC", "bf16")
+        }
+    assert "lenet, batch size 8, bf16, NHWC: times measured" in run(capsys, "lenet", "-b", 8, *options).out
+    both = run(capsys, "lenet", "-b", 8, "--precision", "bf16", "--layouts", "nchw,nhwc", "--json")
+    assert "no stored table knows lenet at batch size 8 in bf16: times are modelled" in both.err
+    assert [study["modelled"] for study in json.loads(both.out)["studies"]] == [True, False]
+    unknown = run(capsys, "lenet", "-b", 8, "--layouts", "nhwc").err
+    assert "no stored table knows lenet at batch size 8 in fp32 and NHWC" in unknown
+
+
+def test_a_table_by_path_brings_its_precision_and_layout(capsys, half_table):
+    options = ("lenet", "-b", 8, "--table", half_table)
+    assert json.loads(run(capsys, *options, "--json").out)["precision"] == "bf16"
+    assert "the layout asked for is NCHW" in run(capsys, *options, "--layouts", "nchw", code=2).err
+    assert "is of bf16, --precision is fp16" in run(capsys, *options, "--precision", "fp16", code=2).err
+    assert "expected nchw, nhwc" in run(capsys, "lenet", "--layouts", "chwn", code=2).err
+    assert "show one layout" in run(capsys, "lenet", "--layouts", "nchw,nhwc", "--csv", "a.csv", code=2).err
+
+
+def test_what_a_table_leaves_out_is_said(capsys, tmp_path, lenet_table):
+    table_of(build("alexnet"), (8,)).save(tmp_path / "plain.json")
+    words = "times of forward are of the convolutions alone"
+    options = ("--table", str(tmp_path / "plain.json"), "--no-micro-batches")
+    assert words in run(capsys, "alexnet", "-b", 8, *options).err
+    assert words not in run(capsys, "alexnet", "-b", 8, *options, "-o", "memory.fuse=false").err
+    assert words not in run(capsys, "lenet", "-b", 8, "--table", lenet_table).err  # which has no ReLU there

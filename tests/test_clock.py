@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from vdnn.layers import Op, Program, TensorSpec, Update, lower
@@ -149,6 +152,92 @@ def test_a_wide_link_slows_nothing() -> None:
     total, spans = spans_of(CopyOut("a", 0, "out"), Feed("b", "in"), costs=wide)
     assert spans == [(0, 1), (0, 2)]
     assert total == 2
+
+
+SLOWED = CopyRates(10.0, 5.0, 8.0, latency_us=0.0, product_slowdown=1.2, stream_slowdown=1.5)
+"""Beside copies one way a streaming kernel takes 1.25 times as long, both ways 1.5 times; a product 1.1 and 1.2."""
+
+
+def test_kernels_are_slowed_while_copies_run() -> None:
+    slowed = CostTable(COSTS.candidates, SLOWED, "made up")
+    # out 0 to 1: 0.8 of 3 ms is done by then
+    total, spans = spans_of(CopyOut("a", 0, "out"), Launch("three", "compute"), costs=slowed)
+    assert spans[1] == pytest.approx((0, 3.2))
+    assert total == pytest.approx(3.2)
+    # out 0 to 1 and in 0 to 2.2: 2 / 3 until 1, 0.96 more until 2.2, the other 1.3733 alone
+    _, spans = spans_of(CopyOut("a", 0, "out"), Feed("b", "in"), Launch("three", "compute"), costs=slowed)
+    assert spans[2] == pytest.approx((0, 2.2 + 3 - 2 / 3 - 0.96))
+    # two kernels beside one copy, and one after it
+    _, spans = spans_of(
+        Feed("b", "in"),
+        Launch("one", "compute"),  # 0 to 1.25
+        Launch("two", "compute"),  # 0.6 until 2, the other 1.4 alone
+        Launch("one", "compute"),
+        costs=slowed,
+    )
+    assert spans[1:] == [pytest.approx(span) for span in ((0, 1.25), (1.25, 3.4), (3.4, 4.4))]
+
+
+def test_a_kernel_is_slowed_only_while_the_copy_runs() -> None:
+    slowed = CostTable(COSTS.candidates, SLOWED, "made up")
+    _, spans = spans_of(
+        Feed("a", "in"),
+        Record(0, "in"),
+        Wait(0, "out"),
+        CopyOut("a", 0, "out"),  # 2 to 3, after the feed
+        Launch("three", "compute"),
+        costs=slowed,
+    )
+    # 1.6 until 2, beside the feed; 0.8 until 3, beside the copy out; 0.6 alone
+    assert spans[2] == pytest.approx((0, 3.6))
+
+
+def test_what_a_copy_costs_kernels_before_it_in_the_plan_is_owed_to_the_next() -> None:
+    slowed = CostTable(COSTS.candidates, SLOWED, "made up")
+    steps = (Launch("one", "compute"), Launch("three", "compute"), CopyOut("a", 0, "out"), Feed("b", "in"))
+    # out 0 to 1, beside the first kernel; in 0 to 2.2, beside both
+    _, spans = spans_of(*steps, Launch("one", "compute"), costs=slowed)
+    assert spans[:2] == [(0, 1), (1, 4)]
+    assert spans[4] == pytest.approx((4, 5 + 0.25 * (1 + 2.2)))
+    # what no kernel has paid when the streams join is part of the total
+    assert spans_of(*steps, costs=slowed)[0] == pytest.approx(4 + 0.25 * (1 + 2.2))
+
+
+def test_products_have_a_slowdown_of_their_own() -> None:
+    ops = tuple(replace(op, kind="conv.wgrad") for op in PROGRAM.ops)
+    costs = CostTable(COSTS.candidates, SLOWED, "made up")
+    timing = simulate(plan_of(CopyOut("a", 0, "out"), Launch("three", "compute")), replace(PROGRAM, ops=ops), costs)
+    assert timing.total_ms == pytest.approx(1 + 3 - 1 / 1.1)
+    assert timing.compute_ms == timing.total_ms
+    assert timing.compute_idle_ms == 0
+
+
+def test_slowdowns_cost_little_time_to_compute() -> None:
+    program = lower(build("vgg416"), 32, update=Update(momentum=0.9))
+    costs = model_costs(program, load_profile("h200"))
+    decisions, plan = make_plan(program, costs, "all", Budget())
+    planned = apply_decisions(program, decisions)
+    plain = simulate(plan, planned, costs)
+    slowed = simulate(plan, planned, replace(costs, rates=replace(costs.rates, stream_slowdown=1.3)))
+    assert plain.compute_ms < slowed.compute_ms < 1.3 * plain.compute_ms
+    clock, steps = StreamClock(replace(costs.rates, stream_slowdown=1.3)), 20_000
+    for _ in range(steps):
+        clock.copy("out", MB, "out")
+    looked = CountingList(clock.copies["out"])
+    clock.copies["out"] = looked
+    for _ in range(steps):
+        clock.run("compute", 0.1, 1.3)
+    assert looked.reads < 10 * steps, "every kernel looks at every copy"
+
+
+class CountingList(list[tuple[float, float]]):
+    """A list that counts its reads."""
+
+    reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(place)
 
 
 def test_a_join_brings_all_streams_to_the_latest() -> None:

@@ -75,10 +75,7 @@ def test_slabs_begin_on_a_page() -> None:
         assert Numbers.at(backend, 0).array.ctypes.data % 4096 == 0
 
 
-def test_an_unknown_kind_and_an_unknown_dtype_are_named() -> None:
-    with opened(CpuBackend) as backend:
-        with pytest.raises(VdnnError, match=r"op 'op' \(layer 'layer'\): the cpu backend has no kernel 'what\.ever'"):
-            backend.launch(Op("op", "what.ever", "layer", "forward", {}, {}), {}, "compute")
-        spec = TensorSpec("t", "act", (1, 2), "bfloat16")
-        with pytest.raises(VdnnError, match=r"tensor 't': expected one of float32, .*got bfloat16"):
-            backend.view(spec, spec, 0)
+def test_an_unknown_kind_is_named() -> None:
+    words = r"op 'op' \(layer 'layer'\): the cpu backend has no kernel 'what\.ever'"
+    with opened(CpuBackend) as backend, pytest.raises(VdnnError, match=words):
+        backend.launch(Op("op", "what.ever", "layer", "forward", {}, {}), {}, "compute")

@@ -235,6 +235,81 @@ def test_gradient_of_graph_image_by_image(graph: Callable[[], Graph], monkeypatc
     check_gradients(graph())
 
 
+def projected_block() -> Graph:
+    """The norm of the shortcut adds the other branch; the gradient of its term goes on to another norm."""
+    net = Net()
+    x = net.add("relu1", Relu(), net.conv("conv1"))
+    inner = net.add("bn", BatchNorm(), net.conv("conv2", x, kernel=3, padding=1, bias=False))
+    short = net.add("bn2", BatchNorm(), net.conv("conv3", x, kernel=1, bias=False))
+    return net.head(net.add("relu2", Relu(), net.add("sum", Add(), [inner, short])))
+
+
+def block_on_the_images() -> Graph:
+    """A norm adds the images, which need no gradient."""
+    net = Net()
+    inner = net.add("bn", BatchNorm(), net.conv("conv", kernel=3, padding=1))
+    return net.head(net.add("relu", Relu(), net.add("sum", Add(), ["data", inner])))
+
+
+def block_without_relu() -> Graph:
+    """What a norm adds is read again above; its two gradients meet."""
+    net = Net()
+    x = net.conv("conv1")
+    y = net.add("sum", Add(), [net.add("bn", BatchNorm(), net.conv("conv2", x, kernel=1)), x])
+    return net.head(net.add("sum2", Add(), [net.conv("conv3", y, kernel=1), x]))
+
+
+def block_whose_term_is_read_above() -> Graph:
+    """The gradient of what a norm adds has a term already."""
+    net = Net()
+    x = net.add("relu1", Relu(), net.conv("conv1"))
+    y = net.add("sum", Add(), [x, net.add("bn", BatchNorm(), net.conv("conv2", x, kernel=1))])
+    return net.head(net.add("cat", Concat(), [net.add("relu2", Relu(), y), net.conv("conv3", x, kernel=1)]))
+
+
+def vectors_of_a_fused_network() -> Graph:
+    """Linear layers, a norm of vectors that adds some, and one without bias."""
+    net = Net()
+    flat = net.add("pooled", Flatten(), net.add("relu1", Relu(), net.conv("conv1", bias=False)))
+    x = net.add("relu2", Relu(), net.add("fc1", Linear(4), flat))
+    y = net.add("bn", BatchNorm(), net.add("fc2", Linear(4, bias=False), x))
+    y = net.add("relu3", Relu(), net.add("sum", Add(), [y, x]))
+    return net.head(net.add("relu4", Relu(), net.add("fc3", Linear(5, bias=False), y)))
+
+
+def norms_and_branches() -> Graph:
+    """ReLUs after norms and convolutions that write into channels of a concatenation."""
+    net = Net()
+    x = net.add("relu1", Relu(), net.add("bn1", BatchNorm(), net.conv("conv1", bias=False)))
+    left = net.add("relu2", Relu(), net.add("bn2", BatchNorm(), net.conv("left", x, kernel=1, bias=False)))
+    right = net.add("relu3", Relu(), net.conv("right", x, kernel=1))
+    return net.head(net.add("cat", Concat(), [left, right]))
+
+
+FUSIBLE = [
+    residual_block,
+    projected_block,
+    block_on_the_images,
+    block_without_relu,
+    block_whose_term_is_read_above,
+    vectors_of_a_fused_network,
+    norms_and_branches,
+    concat_of_branches,
+    auxiliary_head_on_concat_branch,
+]
+
+
+@pytest.mark.parametrize("graph", FUSIBLE)
+def test_gradient_of_fused_graph(graph: Callable[[], Graph]) -> None:
+    check_gradients(graph(), fuse=True)
+
+
+@pytest.mark.parametrize("graph", FUSIBLE[:5])
+def test_gradient_of_fused_graph_image_by_image(graph: Callable[[], Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "TEMPORARY_BYTES", 1)
+    check_gradients(graph(), fuse=True)
+
+
 def test_parts_of_an_accumulated_step_sum_to_the_gradient_of_the_whole_batch() -> None:
     """Three parts of two images, dropout included, against one batch of six; and one update at the end."""
     net = Net()

@@ -203,6 +203,39 @@ def test_update_does_nothing_from_the_first_gradient_that_is_not_finite(bad: flo
         assert step.view(STEP_DTYPE)["not_finite"] == 1
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_update_of_all_is_that_of_each(momentum: float) -> None:
+    shapes, decays = ((3, 200_001), (5,), (2, 3, 2, 2)), [0.01, 0.0, 0.5]
+    step = new_step(0.125, 1.0, 0, 0, unscale=0.25)
+    gradients = [RNG.normal(size=shape) for shape in shapes]
+    apart, together = ([{"w": np.ones(s), "v": np.full(s, 0.5)} for s in shapes] for _ in range(2))
+    attrs = {"momentum": momentum, "nesterov": False}
+    used = ("w", "v") if momentum else ("w",)
+    for dw, arrays, decay in zip(gradients, apart, decays, strict=True):
+        writes = {name: arrays[name] for name in used} | {"status": step}
+        call("sgd.update", {"dw": dw, "step": step}, writes, tuple(writes), **attrs, weight_decay=decay)
+    reads = {f"dw{i}": dw for i, dw in enumerate(gradients)} | {"step": step}
+    writes = {f"{name}{i}": together[i][name] for i in range(3) for name in used} | {"status": step}
+    call("sgd.update_all", reads, writes, tuple(writes), **attrs, weight_decay=decays)
+    for one, other in zip(apart, together, strict=True):
+        assert (one["w"] == other["w"]).all()
+        assert (one["v"] == other["v"]).all()
+    assert not (together[1]["w"] == 1).any()
+    assert step.view(STEP_DTYPE)["not_finite"] == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_update_of_all_changes_nothing_where_one_gradient_is_not_finite(bad: float) -> None:
+    step = new_step(0.1, 1.0, 0, 0)
+    writes: dict[str, Any] = {f"{name}{i}": np.ones(3) for i in range(3) for name in "wv"} | {"status": step}
+    attrs = {"momentum": 0.9, "nesterov": False, "weight_decay": [0.0] * 3}
+    for last in (np.array([1.0, bad, 1.0]), np.ones(3)):  # the second step is held by the first
+        reads = {"dw0": np.ones(3), "dw1": np.ones(3), "dw2": last, "step": step}
+        call("sgd.update_all", reads, writes, tuple(writes), **attrs)
+        assert all((array == 1).all() for name, array in writes.items() if name != "status")
+        assert step.view(STEP_DTYPE)["not_finite"] == 1
+
+
 def test_batch_statistics_survive_a_large_mean() -> None:
     """Variance 1 about 1000: what sums of squares in float32 would lose."""
     x = (RNG.normal(size=(64, 2, 16, 16)) + 1000).astype(np.float32)

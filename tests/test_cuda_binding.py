@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from vdnn.errors import BackendUnavailable, VdnnError
+from vdnn.layers.op import Op
 from vdnn.runtime.backends.cuda import cudnn_conv
+from vdnn.runtime.backends.cuda.array import contiguous
 from vdnn.runtime.backends.cuda.cublas import Cublas, CublasError, recommended_workspace_bytes
 from vdnn.runtime.backends.cuda.cudnn import (
     Cudnn,
@@ -29,6 +31,9 @@ from vdnn.runtime.backends.cuda.libraries import (
     require_one_copy,
     wheel_copies,
 )
+from vdnn.runtime.backends.cuda.operands import load, store
+from vdnn.runtime.backends.cuda.products import Products
+from vdnn.runtime.bfloat16 import from_bfloat16
 
 # search
 
@@ -209,6 +214,33 @@ def test_tf32_is_the_default_math_type_and_has_labels_of_its_own(direction: str)
         cudnn_conv.plan(handle, problem, "SOME+TF32")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "layout", "expected"),
+    [
+        ("float32", "NHWC", ("IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "WINOGRAD", "WINOGRAD_NONFUSED")),
+        ("bfloat16", "NHWC", ("IMPLICIT_PRECOMP_GEMM",)),
+        ("float16", "NCHW", ("IMPLICIT_PRECOMP_GEMM",)),
+    ],
+)
+def test_named_algorithms_that_do_not_serve_a_layout_or_dtype_are_not_asked(
+    dtype: str, layout: str, expected: tuple[str, ...]
+) -> None:
+    dll = FakeDll()
+    fake: Any = SimpleNamespace(dll=dll)
+    problem = ConvProblem(
+        *("forward", (2, 8, 8, 8), (4, 8, 3, 3), (2, 4, 6, 6)), dtype=dtype, layout=layout, epilogue="bias+relu"
+    )
+    plans = cudnn_conv.plans(Handle(Cudnn(fake)), problem)
+    assert tuple(plan.algorithm for plan in plans) == expected
+    kinds = {args[1] for name, args in dll.calls if name.startswith(("cudnnSetTensor", "cudnnSetFilter"))}
+    assert kinds == {{"float32": 0, "bfloat16": 9, "float16": 2}[dtype]}  # CUDNN_DATA_FLOAT, _BFLOAT16, _HALF
+    computed = {args[-1] for name, args in dll.calls if name == "cudnnSetConvolution2dDescriptor"}
+    assert computed == {0}  # sums in fp32
+    modes = {args[1] for name, args in dll.calls if name == "cudnnSetConvolutionMathType"}
+    assert modes == ({3} if dtype == "float32" else {0})  # CUDNN_FMA_MATH, CUDNN_DEFAULT_MATH
+    assert all(("TENSOR_CORE" in plan.notes) == (dtype != "float32") for plan in plans)
+
+
 def host_sgemm(*args: Any) -> int:
     """cublasSgemm by its definition, on host memory: columns first, c = alpha op(a) op(b) + beta c."""
     _, transpose_a, transpose_b, m, n, k, alpha, a_ptr, lda, b_ptr, ldb, beta, c_ptr, ldc = args
@@ -249,14 +281,73 @@ def test_gemm_is_row_major(transpose_a: bool, transpose_b: bool, accumulate: boo
     np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-6)
 
 
+def host_gemm_ex(*args: Any) -> int:
+    """cublasGemmEx by its definition, on host memory: columns first, sums in float64, rounded when stored."""
+    _, transpose_a, transpose_b, m, n, k, alpha, a_ptr, a_type, lda, b_ptr, b_type, ldb, *rest = args
+    beta, c_ptr, c_type, ldc, compute, algorithm = rest
+    assert (compute, algorithm) == (68, -1)  # CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT
+
+    def bits(pointer: int, type_: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
+        kind = {0: np.float32, 2: np.float16, 14: np.uint16}[type_]  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
+        raw = (ctypes.c_char * (rows * columns * np.dtype(kind).itemsize)).from_address(pointer)
+        return np.frombuffer(raw, kind).reshape(columns, rows).T
+
+    def numbers(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return (from_bfloat16(array) if array.dtype == np.uint16 else array).astype(float)
+
+    a = bits(a_ptr, a_type, k if transpose_a else m, m if transpose_a else k)
+    b = bits(b_ptr, b_type, n if transpose_b else k, k if transpose_b else n)
+    assert (lda, ldb, ldc) == (a.shape[0], b.shape[0], m)
+    c = bits(c_ptr, c_type, m, n)
+    product = (numbers(a).T if transpose_a else numbers(a)) @ (numbers(b).T if transpose_b else numbers(b))
+    total = alpha._obj.value * product + (beta._obj.value * numbers(c) if beta._obj.value else 0)
+    c[:] = store(total.astype(np.float32), {0: "float32", 2: "float16", 14: "bfloat16"}[c_type])
+    return 0
+
+
+HALF_ERROR = {"bfloat16": 2**-8, "float16": 2**-11, "float32": 1e-6}
+"""Relative to the largest result: half a unit of the last place that is stored."""
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["linear.forward", "linear.dgrad", "linear.wgrad"])
+def test_fully_connected_layers_multiply_16_bit_numbers(kind: str, dtype: str, accumulate: bool) -> None:
+    dll: Any = FakeDll()
+    dll.cublasGemmEx = host_gemm_ex
+    fake: Any = SimpleNamespace(dll=dll)
+    products = Products(None, Cublas(fake, precision="bf16"))  # type: ignore[arg-type]
+    rng = np.random.default_rng(5)
+    n, c, k = 4, 12, 5
+    shapes = {"x": (n, 3, 2, 2), "w": (k, c), "dy": (n, k), "y": (n, k), "dx": (n, 3, 2, 2), "dw": (k, c)}
+    out = {"linear.forward": "y", "linear.dgrad": "dx", "linear.wgrad": "dw"}[kind]
+    operands = {"linear.forward": ("x", "w"), "linear.dgrad": ("dy", "w"), "linear.wgrad": ("dy", "x")}[kind]
+    held: dict[str, Any] = {}
+    arrays = {"workspace": contiguous(4096, (64,), "uint8")}
+    for name in (*operands, out):
+        stored = "float32" if name == "dw" else dtype
+        held[name] = store(rng.standard_normal(shapes[name]).astype(np.float32), stored)
+        arrays[name] = contiguous(held[name].ctypes.data, shapes[name], stored)
+    values = {name: load(held[name], arrays[name].dtype).reshape(shapes[name][0], -1).astype(float) for name in held}
+    formula = {"linear.forward": "nc,kc->nk", "linear.dgrad": "nk,kc->nc", "linear.wgrad": "nk,nc->kc"}[kind]
+    expected = np.einsum(formula, *(values[name] for name in operands)) + (values[out] if accumulate else 0)
+    op = Op("fc", kind, "fc", "forward", {}, {}, accumulate=(out,) if accumulate else ())
+    products.multiply(op, arrays, stream=7)
+    found = load(held[out], arrays[out].dtype).reshape(expected.shape)
+    assert np.abs(found - expected).max() <= HALF_ERROR[arrays[out].dtype] * np.abs(expected).max()
+    assert ("cublasSetStream_v2", (101, 7)) in dll.calls
+
+
 def test_binding_a_stream_sets_the_workspace_after_it() -> None:
     dll: Any = FakeDll()
     fake: Any = SimpleNamespace(dll=dll)
     cublas = Cublas(fake)
     assert ("cublasSetMathMode", (101, 2)) in dll.calls  # CUBLAS_PEDANTIC_MATH
-    tf32: Any = FakeDll()
-    Cublas(SimpleNamespace(dll=tf32), tensor_cores=True)  # type: ignore[arg-type]
-    assert ("cublasSetMathMode", (101, 3)) in tf32.calls  # CUBLAS_TF32_TENSOR_OP_MATH
+    # CUBLAS_TF32_TENSOR_OP_MATH, CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+    for precision, mode in {"tf32": 3, "bf16": 16, "fp16": 16}.items():
+        other: Any = FakeDll()
+        Cublas(SimpleNamespace(dll=other), precision=precision)  # type: ignore[arg-type]
+        assert ("cublasSetMathMode", (101, mode)) in other.calls
     del dll.calls[:]
     cublas.bind(5, 0x1000, 4096)
     # the documentation of cublasSetStream: it puts the workspace back to the library's own

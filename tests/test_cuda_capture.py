@@ -21,6 +21,7 @@ from vdnn.runtime.backends.cpu.kernels import KERNELS
 from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.backend import CudaBackend
 from vdnn.runtime.backends.cuda.capture import Upload
+from vdnn.runtime.bfloat16 import host_dtype
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.held import Held
 
@@ -77,7 +78,7 @@ class LateCuda(CudaBackend):
 def _numpy(array: DeviceArray) -> np.ndarray[Any, Any]:
     size = array.itemsize * (1 + sum(step * (n - 1) for n, step in zip(array.shape, array.strides, strict=True)))
     memory = (ctypes.c_uint8 * size).from_address(array.ptr)
-    return np.ndarray(array.shape, array.dtype, memory, 0, [array.itemsize * step for step in array.strides])
+    return np.ndarray(array.shape, host_dtype(array.dtype), memory, 0, [array.itemsize * step for step in array.strides])
 
 
 def section(backend: LateCuda, case: Case) -> np.ndarray[Any, Any]:
@@ -138,3 +139,41 @@ def test_the_host_copies_the_next_images_while_the_graphs_run(lab: Lab, monkeypa
     before = [shape for shape, launched in copied if launched == 0]
     assert len(before) == len(fed) - 1
     assert images not in before
+
+
+def test_a_replay_is_launched_again_without_the_host(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = lab.case("none")
+    backend = LateCuda(case.plan, STREAMS, monkeypatch)
+    executor = Executor(backend, case.plan, case.program, capture=True)
+    assert executor.replay is None
+    for i in range(2):
+        executor.run(lab.feeds[i], {"images": lab.feeds[i + 1]["images"]})
+    ran: list[str] = []
+    replay = executor.replay
+    assert replay is not None
+    for graph in replay.graphs:  # type: ignore[attr-defined]
+        graph.work.append(lambda: ran.append("graph"))
+    for _ in range(3):
+        replay.relaunch()
+    assert not ran, "nothing waits for it"
+    backend.sync()
+    assert ran == ["graph"] * 2 * 3
+
+
+def test_a_mark_within_a_capture_is_set_by_every_replay(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is asked for a node of the graph: a plain record would only order what is captured."""
+    backend = LateCuda(lab.case("none").plan, STREAMS, monkeypatch)
+    asked: list[Any] = []
+
+    def record(event: Any, stream: Any, flags: Any) -> int:
+        asked.append((event.value, stream.value, flags.value))
+        return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuEventRecordWithFlags=record))
+    event, stream = SimpleNamespace(ptr=5, record=lambda stream: asked.append("plain")), SimpleNamespace(ptr=7)
+    backend._cupy, backend._streams = SimpleNamespace(cuda=SimpleNamespace(Event=lambda: event)), {"compute": stream}
+    assert backend.mark("compute") is event
+    assert asked == ["plain"]
+    backend._capturing = SimpleNamespace()  # type: ignore[assignment]
+    assert backend.mark("compute") is event
+    assert asked[1:] == [(5, 7, 1)], "CU_EVENT_RECORD_EXTERNAL is 1"

@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_host import HostKernels
+from cuda_on_host import HostKernels, array_of
 from host_cupy import HostCupy
 
 from vdnn.bench import gpu_kernels
@@ -24,6 +25,7 @@ from vdnn.runtime.backends.cuda.array import DeviceArray, contiguous
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, KernelSet, workspace_bytes
 from vdnn.runtime.backends.cuda.launch import INDEX_LIMIT, THREADS, Channels, Rows
 from vdnn.runtime.backends.cuda.source import FILES, OPTIONS, convert, signatures, source
+from vdnn.runtime.step import new_step
 
 
 def op(kind: str) -> Op:
@@ -33,8 +35,8 @@ def op(kind: str) -> Op:
 class Dry:
     """A probe that launches nothing: arguments are converted, grids are looked at."""
 
-    def __init__(self) -> None:
-        self.kernels, self.stream, self.blocks = self, None, [0]
+    def __init__(self, dtype: str = "float32") -> None:
+        self.kernels, self.stream, self.blocks, self.dtype = self, None, [0], dtype
 
     def fill(self, address: int, nbytes: int) -> None:
         assert address % 256 == 0
@@ -43,7 +45,7 @@ class Dry:
         work()
         return 1.0
 
-    def launch(self, name: str, blocks: int, args: Sequence[float], stream: None) -> None:
+    def launch(self, name: str, blocks: int, args: Sequence[Any], stream: None) -> None:
         convert(name, signatures(source())[name], args)
         self.blocks.append(blocks)
 
@@ -60,6 +62,36 @@ def test_kernels_are_compiled_once_and_launched_on_the_stream_given(monkeypatch:
     assert cupy.launches == [(stream, "relu_forward", (2,), (THREADS,), args)]
     with pytest.raises(VdnnError, match="'relu_forward': expected from 1 to 2147483647 blocks, got 2147483648"):
         kernels.launch("relu_forward", 2**31, args, stream)
+
+
+def test_kernels_are_compiled_for_the_storage_of_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = HostCupy()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    kernels, x = KernelSet("bfloat16"), contiguous(4096, (2, 3000), "bfloat16")
+    CUDA_KERNELS["relu.forward"](op("relu.forward"), {"x": x, "y": x}, kernels, cupy.cuda.Stream(non_blocking=True))
+    assert cupy.compiled == [(source("bfloat16"), OPTIONS)]
+    assert cupy.launches[0][4][-3:] == (6000, 1, 8)  # 8192 numbers of 16 bits a block
+    with pytest.raises(VdnnError, match="expected activations of float32, bfloat16, float16, got float64"):
+        KernelSet("float64")
+
+
+def test_a_table_of_parameters_is_one_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy passes an array by value only if it has one element, and a kernel's arguments have 4 KiB."""
+    cupy = HostCupy(HostKernels())
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    record, updates = new_step(0.5, 1.0, 0, 0), 100
+    arrays = {"step": array_of(record), "status": array_of(record)}
+    weights, gradients = (np.full((updates, 8), value, np.float32) for value in (3, 2))
+    for i in range(updates):
+        arrays |= {f"w{i}": array_of(weights[i]), f"dw{i}": array_of(gradients[i])}
+    attrs = {"momentum": 0.0, "nesterov": False, "weight_decay": [0.0] * updates}
+    update = Op("update", "sgd.update_all", "loss", "update", {}, {}, attrs)
+    CUDA_KERNELS["sgd.update_all"](update, arrays, KernelSet(), cupy.cuda.Stream(non_blocking=True))
+    assert (weights == 2).all()
+    assert [launch[1] for launch in cupy.launches] == ["sgd_check_all"] * 2 + ["sgd_update_all"] * 2
+    for *_, args in cupy.launches:
+        assert args[0].size == 1
+        assert sum(value.nbytes for value in args) < 4096
 
 
 def test_the_study_of_kernels_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -79,8 +111,8 @@ def test_the_study_of_kernels_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(gpu_kernels, "loads", lambda: small)
     monkeypatch.setattr(gpu_kernels, "all_cases", lambda: [wrong, *cases])
     monkeypatch.setattr(gpu_kernels, "COPIED", shape)
-    assert gpu_kernels.main() == 1
-    result = json.loads((tmp_path / "gpu_kernels.json").read_text())
+    assert gpu_kernels.main(["float32"]) == 1
+    result = json.loads((tmp_path / "gpu_kernels.json").read_text())["dtypes"]["float32"]
     assert (result["calls"], len(result["failures"]), result["unequal"]) == (18, 7, 0)
     assert all("wrong" in text for text in result["failures"][:6])
     assert result["failures"][6] == "relu.sideways, unknown: KeyError: 'relu.sideways'"
@@ -186,9 +218,10 @@ def test_rows_are_long_where_nothing_lies_between_images() -> None:
     assert Rows.of(contiguous(0, (1, INDEX_LIMIT * 2))).blocks == INDEX_LIMIT * 2 // 4096
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("load", list(loads()), ids=lambda load: load.name)
-def test_large_calls_can_be_launched(load: Load) -> None:
-    probe = Dry()
+def test_large_calls_can_be_launched(load: Load, dtype: str) -> None:
+    probe = Dry(dtype)
     row = measure(probe, load, 1 << 20)  # type: ignore[arg-type]
-    assert row["nbytes"] > 2**26
+    assert row["nbytes"] > 2**25
     assert 0 < max(probe.blocks) < INDEX_LIMIT

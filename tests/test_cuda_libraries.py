@@ -91,8 +91,15 @@ def test_cublas_signatures_are_those_of_the_header(library: CudnnLibrary) -> Non
     assert re.search(r"CUBLAS_PEDANTIC_MATH = 2,", header)
     for status, (name, _) in cublas_module.STATUS.items():
         assert re.search(rf"CUBLAS_STATUS_{name} = {status}\b", header), name
-    for name, mode in {"PEDANTIC": cublas_module.PEDANTIC_MATH, "TF32_TENSOR_OP": cublas_module.TF32_MATH}.items():
-        assert re.search(rf"\bCUBLAS_{name}_MATH\s*= {mode}\b", header), name
+    modes = {
+        "CUBLAS_PEDANTIC_MATH": cublas_module.PEDANTIC_MATH,
+        "CUBLAS_TF32_TENSOR_OP_MATH": cublas_module.TF32_MATH,
+        "CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION": cublas_module.WIDE_SUMS_MATH,
+        "CUBLAS_COMPUTE_32F": cublas_module.COMPUTE_32F,
+        "CUBLAS_GEMM_DEFAULT": cublas_module.GEMM_DEFAULT,
+    }
+    for name, mode in modes.items():
+        assert re.search(rf"\b{name}\s*= {mode}\b", header), name
 
 
 @pytest.mark.parametrize(
@@ -135,6 +142,9 @@ def test_graph_numbers_are_those_of_the_header(library: CudnnLibrary) -> None:
         **{f"CUDNN_BEHAVIOR_NOTE_{name}": number for number, name in enumerate(cudnn_graph.BEHAVIOR_NOTES)},
         **{f"CUDNN_HEUR_MODE_{name}": number for name, number in cudnn_graph.HEURISTICS.items()},
         "CUDNN_DATA_FLOAT": cudnn_module.DATA_TYPES["float32"],
+        "CUDNN_DATA_HALF": cudnn_module.DATA_TYPES["float16"],
+        "CUDNN_DATA_BFLOAT16": cudnn_module.DATA_TYPES["bfloat16"],
+        **{f"CUDNN_POINTWISE_{name}": number for name, number in cudnn_graph.POINTWISE.items()},
         "CUDNN_TENSOR_NCHW": cudnn_module.FORMATS["NCHW"],
         "CUDNN_TENSOR_NHWC": cudnn_module.FORMATS["NHWC"],
         "CUDNN_CROSS_CORRELATION": cudnn_module.CROSS_CORRELATION,

@@ -197,7 +197,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Device:
 
 def search_of(device: Device, plans: list[Plan], limit_bytes: int = 2**30, **options: Any) -> tuple[Search, list[str]]:
     said: list[str] = []
-    stand_in: Any = SimpleNamespace(plans=lambda problem, tensor_cores, named_only: plans, handle=None)
+    stand_in: Any = SimpleNamespace(plans=lambda problem, **options: plans, handle=None)
     stream = device.cuda.Stream(non_blocking=True)
     return Search(stand_in, KEY, limit_bytes, stream, note=said.append, **options), said
 
@@ -260,16 +260,16 @@ def test_tf32_admits_what_fp32_does_not_and_says_which_is_which(device):
         Plan("WORSE+TF32", time_ms=0.5, error=3e-3, notes=("TENSOR_CORE",)),
         Plan("graph:eng1", time_ms=2, error=1e-6, notes=("TENSOR_CORE",)),
     ]
-    asked = []
+    asked: list[dict[str, Any]] = []
     made, _ = search_of(device, plans, precision="tf32")
-    made.products.plans = lambda problem, tensor_cores, named_only: asked.append(tensor_cores) or plans  # type: ignore
+    made.products.plans = lambda problem, **options: asked.append(options) or plans  # type: ignore
     found = made.candidates(PROBLEM)
     assert [(c.algorithm, c.math) for c in found] == [
         ("ALGO+TF32", "tf32"),
         ("graph:eng1", "fp32"),
         ("IMPLICIT_GEMM", "fp32"),
     ]
-    assert asked == [True]
+    assert asked == [{"tensor_cores": True, "named_only": False, "most": 16}]
     assert [c.algorithm for c in search_of(device, plans)[0].candidates(PROBLEM)] == ["graph:eng1", "IMPLICIT_GEMM"]
 
 
@@ -354,7 +354,7 @@ def test_named_algorithms_and_graph_plans_are_candidates_and_either_may_be_missi
 
     def give(name: str, *labels: str) -> None:
         plans = [Plan(label) for label in labels]
-        monkeypatch.setattr(lists[name], "plans", (lambda h, p, tensor_cores: plans) if labels else refuse)
+        monkeypatch.setattr(lists[name], "plans", (lambda h, p, **options: plans) if labels else refuse)
 
     give("cudnn_conv", "GEMM")
     give("cudnn_graph", "graph:eng1")

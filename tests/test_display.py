@@ -9,8 +9,8 @@ import pytest
 
 from vdnn.cli import display
 from vdnn.cli.display import Display
+from vdnn.runtime.listener import StepInfo
 from vdnn.runtime.run_folder import Metrics
-from vdnn.runtime.trainer import StepInfo
 
 LOSSES, IMAGES = (1.0, 2.0, 3.0, 5.0, 4.0, 8.0, 6.0), (10, 10, 5, 10, 10, 5, 10)
 """Two epochs of three steps, the last of 5 images, and one step of a third: a run that stops inside it."""

@@ -131,7 +131,7 @@ def test_a_measured_table_serves_the_command(
     monkeypatch.setenv("OUT", str(tmp_path))
     arguments = ["lenet:64", "resnet18:8", "--tables", str(tmp_path), "--minutes", "2"]
     assert gpu_algos.main(arguments) == 0
-    for precision in gpu_algos.PRECISIONS:
+    for precision in gpu_algos.DEFAULT_PRECISIONS:
         (path,) = tmp_path.glob(f"*-{precision}.json")
         candidates = [c for found in load_table(str(path)).problems.values() for c in found.candidates]
         assert all(c.time_ms > 0 for c in candidates)

@@ -277,4 +277,5 @@ def test_plans_in_nhwc_say_that_profiles_know_nchw(tmp_path: Path) -> None:
     assert ended.error.count("note: layout nhwc is planned, but profiles know NCHW") == 1
     rows = {row["layer"]: row for row in json.loads(ended.out)["layers"]}
     assert rows["flat"]["time_ms"] > 0  # a transform is timed like any op
-    refused(script("vdnn", "plan", "alexnet", "--layout", "chwn", cwd=tmp_path), 2, "--layout: expected nchw or nhwc")
+    wrong = script("vdnn", "plan", "alexnet", "--layout", "chwn", cwd=tmp_path)
+    refused(wrong, 2, "--layout: expected auto, nchw or nhwc")

@@ -221,3 +221,30 @@ def test_modes_accumulate_and_update() -> None:
             name: op.attrs["weight_decay"] for name, op in ops.items() if op.layer == "a" and op.phase == "update"
         }
         assert decays == ({"a.weight.update": 1e-4, "a.bias.update": 0.0} if updates else {})
+
+
+def test_one_op_updates_all_weights_last() -> None:
+    net = Net()
+    net.conv("a")
+    update = Update(momentum=0.9, nesterov=True, weight_decay=1e-4, decay_bias_and_norm=False)
+    net.lowered()
+    for mode in ("first", "middle", "eval"):
+        assert not [op for op in lower(net, 2, mode, update=update, update_together=True).ops if op.phase == "update"]
+    for mode in ("train", "last"):
+        program = lower(net, 2, mode, update=update, update_together=True)
+        apart = [op for op in lower(net, 2, mode, update=update).ops if op.kind == "sgd.update"]
+        assert [op.name for op in program.ops if op.phase == "update"] == ["update"]
+        op = program.ops[-1]
+        assert (op.kind, op.layer) == ("sgd.update_all", "loss_a")
+        names = range(len(apart))
+        assert op.reads == {"step": "step"} | {f"dw{i}": apart[i].reads["dw"] for i in names}
+        assert {f"w{i}": apart[i].writes["w"] for i in names}.items() <= op.writes.items()
+        assert {f"v{i}": apart[i].writes["v"] for i in names}.items() <= op.writes.items()
+        assert op.writes["status"] == "step"
+        assert len(op.writes) == 2 * len(apart) + 1 == len(op.accumulate)
+        decays = [one.attrs["weight_decay"] for one in apart]
+        assert op.attrs == {"momentum": 0.9, "nesterov": True, "weight_decay": decays}
+        assert 0.0 in decays
+        assert 1e-4 in decays
+    plain = lower(net, 2, update_together=True).ops[-1]
+    assert not [argument for argument in plain.writes if argument.startswith("v")]

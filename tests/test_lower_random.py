@@ -2,12 +2,14 @@
 
 Every kernel is replaced by a hash of all it reads, so that one wrong, stale or overwritten value anywhere changes the
 weight gradients. Sums are exact (modulo a prime), so the order of terms does not matter. Images are of one pixel: a
-tensor is a list of one integer per channel, and a storage is a list that its views share.
+tensor is a list of one integer per channel, and a storage is a list that its views share. A fused op is run as what it
+stands for, one kernel after the other.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable
 
 import pytest
@@ -23,6 +25,7 @@ from vdnn.layers import (
     Layer,
     Linear,
     Lrn,
+    Op,
     Pool,
     Program,
     Relu,
@@ -46,9 +49,14 @@ def kernel(kind: str, layer: str, argument: str, reads: dict[str, Values], chann
     if kind == "copy.forward":
         return list(reads["x"])
     if kind == "add.forward":
-        return [(a + b) % PRIME for a, b in zip(reads["a"], reads["b"], strict=True)]
+        return total(reads["a"], reads["b"])
+    layer = "" if kind.startswith("relu.") else layer  # one is as the other, and a fused one has no name of its own
     content = tuple((name, tuple(values)) for name, values in sorted(reads.items()))
     return [opaque(kind, layer, argument, content, c) for c in range(channels)]
+
+
+def total(a: Iterable[int], b: Iterable[int]) -> Values:
+    return [(one + two) % PRIME for one, two in zip(a, b, strict=True)]
 
 
 def constant(name: str, channels: int) -> Values:
@@ -73,10 +81,33 @@ class Machine:
         for op in program.ops:
             reads = {argument: self.read(tensor) for argument, tensor in op.reads.items()}
             for argument, tensor in op.writes.items():
-                new = kernel(op.kind, op.layer, argument, reads, self._channels(tensor))
-                if op.kind not in ("sgd.update", "batchnorm.update_stats") and argument in op.accumulate:
-                    new = [(a + b) % PRIME for a, b in zip(self.read(tensor), new, strict=True)]
+                new = self._result(op, argument, reads, self._channels(tensor))
+                if not op.kind.startswith(("sgd.", "batchnorm.update_stats")) and argument in op.accumulate:
+                    new = total(self.read(tensor), new)
                 self._write(tensor, new)
+
+    def _result(self, op: Op, argument: str, reads: dict[str, Values], channels: int) -> Values:
+        """What `op` computes for `argument`, a fused op as several kernels."""
+        relu = "activation" in op.attrs
+        if op.kind == "relu.bias_backward":
+            dx = kernel("relu.backward", "", "dx", reads, len(reads["dy"]))
+            unit = next(other.kind.split(".")[0] for other in self.program.ops if other.layer == op.layer)
+            return dx if argument == "dx" else kernel(f"{unit}.bgrad", op.layer, "db", {"dy": dx}, channels)
+        if op.kind == "batchnorm.backward" and relu:
+            width = len(reads["dy"])
+            inputs = {name: reads[name] for name in ("x", "weight", "bias") if name in reads}
+            plain = kernel("batchnorm.forward", op.layer, "y", inputs, width)
+            y = reads["y"] if "y" in reads else kernel("relu.forward", "", "y", {"x": plain}, width)
+            g = kernel("relu.backward", "", "dx", {"y": y, "dy": reads["dy"]}, width)
+            if argument == "dz":
+                return g
+            rest = {name: reads[name] for name in ("x", "weight", "mean", "invstd")}
+            return kernel(op.kind, op.layer, argument, {**rest, "dy": g}, channels)
+        inputs = {name: values for name, values in reads.items() if name != "z"}
+        result = kernel(op.kind, op.layer, argument, inputs, channels)
+        if argument == "y" and "z" in reads:
+            result = total(result, reads["z"])
+        return kernel("relu.forward", "", "y", {"x": result}, channels) if argument == "y" and relu else result
 
     def read(self, tensor: str) -> Values:
         spec = self.program.tensors[tensor]
@@ -144,7 +175,7 @@ def weight_gradients(graph: Graph) -> dict[str, Values]:
     found: dict[str, Values] = {}
 
     def give(tensor: str, term: Iterable[int]) -> None:
-        gradient[tensor] = [(a + b) % PRIME for a, b in zip(gradient[tensor], term, strict=True)]
+        gradient[tensor] = total(gradient[tensor], term)
 
     for node in reversed(graph.nodes.values()):
         kind, name, x, y = node.layer.kind, node.name, node.inputs[0], value.get(node.name, [])
@@ -185,8 +216,12 @@ def weight_gradients(graph: Graph) -> dict[str, Values]:
 # ---- random networks
 
 
-def random_graph(seed: int) -> Graph:
-    """Up to 14 layers with forks, sums, nested concatenations and tensors used twice, all joined into one loss."""
+def random_graph(seed: int, fusible: float = 0.0) -> Graph:
+    """Up to 14 layers with forks, sums, nested concatenations and tensors used twice, all joined into one loss.
+
+    Args:
+        fusible: share of layers after which another one comes that they may apply themselves.
+    """
     rng = random.Random(seed)
     graph = Graph(f"random{seed}", (2, 1, 1), classes=3)
     on_vectors: list[Layer] = [Relu(), Dropout()]
@@ -210,6 +245,17 @@ def random_graph(seed: int) -> Graph:
             graph.add(name, Concat(), [x, *rng.choices(joinable, k=rng.randint(1, 2))])
         else:
             graph.add(name, rng.choice(on_images if image else on_vectors), x)
+        if fusible and rng.random() < fusible:
+            x, shape = name, graph.shape(name)
+            if len(shape) == 3 and rng.random() < 0.6:
+                x = graph.add(f"{name}norm", BatchNorm(), x)
+                others = [t for t in (graph.input, *graph.nodes) if graph.shape(t) == shape]
+                if rng.random() < 0.6:
+                    pair = [x, rng.choice(others)]
+                    rng.shuffle(pair)
+                    x = graph.add(f"{name}sum", Add(), pair)
+            if rng.random() < 0.8:
+                graph.add(f"{name}relu", Relu(), x)
     loose = [t for t, consumers in graph.consumers.items() if not consumers]
     vectors = [t if len(graph.shape(t)) == 1 else graph.add(f"flat_{t}", Flatten(), t) for t in loose]
     if len(vectors) > 2 and rng.random() < 0.5:
@@ -219,26 +265,68 @@ def random_graph(seed: int) -> Graph:
     return graph
 
 
-def check(graph: Graph) -> None:
+def check(graph: Graph, fuse: bool) -> None:
     """Train, eval and accumulated programs of `graph` compute what the graph says."""
     expected = weight_gradients(graph)
-    machine = Machine()
-    machine.run(lower(graph, 2))
+
+    def run(*modes: str) -> Machine:
+        machine = Machine()
+        for mode in modes:
+            machine.run(lower(graph, 2, mode, fuse=fuse, update_together=fuse))
+        return machine
+
+    machine = run("train")
     assert {name: machine.read(f"{name}.grad") for name in expected} == expected
-    machine = Machine()
-    for mode in ("first", "middle", "last"):
-        machine.run(lower(graph, 2, mode))
+    machine = run("first", "middle", "last")
     tripled = {name: [3 * number % PRIME for number in values] for name, values in expected.items()}
     assert {name: machine.read(f"{name}.grad") for name in expected} == tripled
-    machine = Machine()
-    machine.run(lower(graph, 2, "eval"))
-    assert machine.read("loss.loss") == forward_values(graph, training=False)["loss.loss"]
+    assert run("eval").read("loss.loss") == forward_values(graph, training=False)["loss.loss"]
+
+
+def check_both(graph: Graph) -> None:
+    """As the graph has it, and fused."""
+    check(graph, fuse=False)
+    check(graph, fuse=True)
 
 
 @pytest.mark.parametrize("block", range(10))
 def test_random_networks_compute_what_the_graph_says(block: int) -> None:
     for seed in range(block * 60, block * 60 + 60):
-        check(random_graph(seed))
+        check_both(random_graph(seed))
+
+
+@pytest.mark.parametrize("block", range(6))
+def test_random_networks_of_layers_that_fuse_compute_what_the_graph_says(block: int) -> None:
+    for seed in range(block * 60, block * 60 + 60):
+        check(random_graph(seed, fusible=0.7), fuse=True)
+
+
+def test_random_networks_have_all_that_a_fusion_makes() -> None:
+    forms: Counter[tuple[str, ...]] = Counter()
+    for seed in range(360):
+        for mode in ("train", "eval"):
+            forms.update(form(op) for op in lower(random_graph(seed, fusible=0.7), 2, mode, fuse=True).ops)
+    assert min(forms[fused] for fused in FUSED) > 5, forms
+
+
+FUSED = {
+    ("conv.forward", "relu"),
+    ("linear.forward", "relu"),
+    ("relu.bias_backward",),
+    ("batchnorm.forward", "relu"),
+    ("batchnorm.forward", "z"),
+    ("batchnorm.forward", "relu", "z"),
+    ("batchnorm.inference", "relu", "z"),
+    ("batchnorm.backward", "relu"),
+    ("batchnorm.backward", "relu", "dz"),
+    ("batchnorm.backward", "relu", "dz", "added"),
+}
+
+
+def form(op: Op) -> tuple[str, ...]:
+    """What of `op` is there because of a fusion."""
+    words = {"relu": "activation" in op.attrs, "z": "z" in op.reads, "dz": "dz" in op.writes}
+    return op.kind, *(word for word, there in words.items() if there), *(["added"] if "dz" in op.accumulate else [])
 
 
 # ---- hand-made networks that random ones seldom meet
@@ -260,7 +348,7 @@ def blank() -> Graph:
 def test_a_layer_on_the_images_has_no_gradient_below(layer: Layer) -> None:
     g = blank()
     x = g.add("first", layer, g.input)
-    check(finish(g, g.add("conv", Conv(2, 1), x)))
+    check_both(finish(g, g.add("conv", Conv(2, 1), x)))
 
 
 def test_a_gradient_through_a_flatten_is_a_write() -> None:
@@ -270,28 +358,28 @@ def test_a_gradient_through_a_flatten_is_a_write() -> None:
     flat = g.add("flat", Flatten(), x)
     c = g.add("c", Conv(2, 1), g.input)
     fc = g.add("fc_x", Linear(2), flat)
-    check(finish(g, fc, g.add("sum", Add(), [x, c])))
+    check_both(finish(g, fc, g.add("sum", Add(), [x, c])))
 
 
 def test_a_value_behind_a_flatten_is_not_overwritten() -> None:
     g = blank()
     x = g.add("x", Conv(2, 1), g.input)
     relu = g.add("relu", Relu(), g.add("flat", Flatten(), x))
-    check(finish(g, relu, g.add("later", Conv(2, 1), x)))
+    check_both(finish(g, relu, g.add("later", Conv(2, 1), x)))
 
 
 def test_a_value_behind_a_dropout_in_evaluation_is_not_overwritten() -> None:
     g = blank()
     x = g.add("x", Conv(2, 1), g.input)
     total = g.add("sum", Add(), [g.add("drop", Dropout(), x), x])
-    check(finish(g, g.add("sum2", Add(), [total, x])))
+    check_both(finish(g, g.add("sum2", Add(), [total, x])))
 
 
 def test_a_branch_read_elsewhere_is_not_overwritten_through_its_concatenation() -> None:
     g = blank()
     x, y = (g.add(name, Conv(2, 1), g.input) for name in "xy")
     relu = g.add("relu", Relu(), g.add("cat", Concat(), [x, y]))
-    check(finish(g, relu, g.add("later", Conv(2, 1), x)))
+    check_both(finish(g, relu, g.add("later", Conv(2, 1), x)))
 
 
 def test_a_residual_tower_shares_one_gradient() -> None:
@@ -303,6 +391,6 @@ def test_a_residual_tower_shares_one_gradient() -> None:
             y = g.add(f"relu{i}", Relu(), g.add(f"conv{i}a", Conv(2, 1), x))
             x = g.add(f"sum{i}", Add(), [g.add(f"conv{i}b", Conv(2, 1), y), x])
             x = g.add(f"out{i}", Relu(), x) if last else x
-        check(finish(g, x))
+        check_both(finish(g, x))
         copies = [op.name for op in lower(g, 2).ops if op.kind == "copy.forward"]
         assert copies == []

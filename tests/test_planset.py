@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +24,32 @@ ACCUMULATED = (*step_parts(64, 22), *step_parts(10, 22), ("eval", 22), ("eval", 
 
 def costs_of(program: Program) -> CostTable:
     return model_costs(program, load_profile("titan-x-maxwell"))
+
+
+def update_kinds(policy: str, budget: Budget, keys: Iterable[Key] = (("train", 64), ("eval", 22))) -> dict[str, int]:
+    """How many update ops of each kind there are where the recipe leaves it open, in all plans."""
+    recipe = replace(RECIPE, update_together=None)
+    plans = build_plans(build("lenet"), keys, costs_of, policy, budget, recipe)
+    ops = [op for planned in plans.plans.values() for op in planned.program.ops]
+    return Counter(op.kind for op in ops if op.phase == "update")
+
+
+@pytest.mark.parametrize(("policy", "together"), [("base", 1), ("none", 1), ("conv", 0), ("all", 0), ("dyn", 1)])
+def test_weights_are_updated_together_where_nothing_is_offloaded(policy: str, together: int) -> None:
+    kinds = update_kinds(policy, Budget(2**30))
+    assert kinds == ({"sgd.update_all": 1} if together else {"sgd.update": 8})
+
+
+def test_weights_are_updated_one_by_one_where_there_is_no_room_for_all_gradients() -> None:
+    apart = planned([("train", 64)], "none", Budget(algorithms=MEMORY_OPTIMAL)).slab_bytes
+    roomy = Budget(2 * apart, algorithms=MEMORY_OPTIMAL)
+    tight = Budget(apart + 2**17, algorithms=MEMORY_OPTIMAL)  # less than the gradients of all weights
+    assert update_kinds("dyn", roomy, [("train", 64)]) == {"sgd.update_all": 1}
+    assert update_kinds("dyn", tight, [("train", 64)]) == {"sgd.update": 8}
+
+
+def test_parts_of_a_step_are_updated_together_in_the_last() -> None:
+    assert update_kinds("none", Budget(2**30), step_parts(64, 22)) == {"sgd.update_all": 1}
 
 
 def planned(

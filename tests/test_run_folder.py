@@ -15,7 +15,7 @@ from vdnn.runtime.checkpoint import save
 from vdnn.runtime.files import write_file
 from vdnn.runtime.run_folder import COLUMNS, Metrics, RunFolder
 
-HEADER = "step,epoch,split,loss,accuracy,lr,images,images_per_s\n"
+HEADER = "step,epoch,split,loss,accuracy,lr,images,images_per_s,loss_scale,skipped_steps\n"
 
 
 def test_metrics_are_rows_under_a_header(tmp_path):
@@ -24,7 +24,7 @@ def test_metrics_are_rows_under_a_header(tmp_path):
     metrics.write(step=5, epoch=1, split="train", loss="0.5", accuracy="0.25", lr="0.1", images=20, images_per_s="10.0")
     metrics.write(step=5, epoch=1, split="test", loss="0.75", accuracy="1")
     assert ",".join(COLUMNS) + "\n" == HEADER
-    assert metrics.path.read_text() == HEADER + "5,1,train,0.5,0.25,0.1,20,10.0\n5,1,test,0.75,1,,,\n"
+    assert metrics.path.read_text() == HEADER + "5,1,train,0.5,0.25,0.1,20,10.0,,\n5,1,test,0.75,1,,,,,\n"
     assert metrics.has(5, "test")
     assert not metrics.has(6, "test")
 
@@ -34,34 +34,34 @@ def test_a_row_is_written_once(tmp_path):
     metrics.start()
     for loss in (1, 2):
         metrics.write(step=5, epoch=1, split="test", loss=loss)
-    assert metrics.path.read_text() == HEADER + "5,1,test,1,,,,\n"
+    assert metrics.path.read_text() == HEADER + "5,1,test,1,,,,,,\n"
 
 
 @pytest.mark.parametrize(
-    ("resumed", "kept"), [(10, "5,1,test,1,,,,\n10,2,test,2,,,,\n"), (9, "5,1,test,1,,,,\n"), (0, "")]
+    ("resumed", "kept"), [(10, "5,1,test,1,,,,,,\n10,2,test,2,,,,,,\n"), (9, "5,1,test,1,,,,,,\n"), (0, "")]
 )
 def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path, resumed, kept):
     path = tmp_path / "metrics.csv"
-    path.write_text(HEADER + "5,1,test,1,,,,\n10,2,test,2,,,,\n15,3,test,3,,,,\n")
+    path.write_text(HEADER + "5,1,test,1,,,,,,\n10,2,test,2,,,,,,\n15,3,test,3,,,,,,\n")
     metrics = Metrics(path)
     metrics.start(resumed)
     assert path.read_text() == HEADER + kept
     metrics.write(step=15, epoch=3, split="test", loss=9)
-    assert path.read_text() == HEADER + kept + "15,3,test,9,,,,\n"
+    assert path.read_text() == HEADER + kept + "15,3,test,9,,,,,,\n"
 
 
 @pytest.mark.parametrize("cut", ["1", "15", "15,3,te", "15,3,test,0.1"])
 def test_a_row_that_a_kill_cut_off_is_dropped(tmp_path, cut):
     path = tmp_path / "metrics.csv"
-    path.write_text(HEADER + "10,2,test,2,,,,\n" + cut)
+    path.write_text(HEADER + "10,2,test,2,,,,,,\n" + cut)
     Metrics(path).start(20)
-    assert path.read_text() == HEADER + "10,2,test,2,,,,\n"
+    assert path.read_text() == HEADER + "10,2,test,2,,,,,,\n"
 
 
 def test_rows_of_an_earlier_run_are_found_and_left_alone(tmp_path):
     path = tmp_path / "metrics.csv"
     assert not Metrics(path).on_disk(10, "test")
-    path.write_text(text := HEADER + "10,2,train,2,,,,\n10,2,test,2,,,,\n15,3,test,0")
+    path.write_text(text := HEADER + "10,2,train,2,,,,,,\n10,2,test,2,,,,,,\n15,3,test,0")
     assert Metrics(path).on_disk(10, "test")
     assert not Metrics(path).on_disk(15, "test")  # cut off by a kill
     assert path.read_text() == text
@@ -71,7 +71,7 @@ def test_rows_without_a_column_of_today_are_kept(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("step,epoch,split,loss,accuracy,lr,images_per_s\n5,1,train,2,1,0.1,9.5\n")
     Metrics(path).start(5)
-    assert path.read_text() == HEADER + "5,1,train,2,1,0.1,,9.5\n"
+    assert path.read_text() == HEADER + "5,1,train,2,1,0.1,,9.5,,\n"
 
 
 ODD = [
@@ -90,11 +90,11 @@ ODD = [
 @pytest.mark.parametrize("row", [*ODD, '5,1,test,"' + "x" * 200_000])
 def test_rows_that_make_no_sense_are_dropped(tmp_path, row):
     path = tmp_path / "metrics.csv"
-    path.write_bytes(f"{HEADER}3,1,test,1,,,,\n".encode() + row.encode("latin-1", "replace") + b"\n")
+    path.write_bytes(f"{HEADER}3,1,test,1,,,,,,\n".encode() + row.encode("latin-1", "replace") + b"\n")
     metrics = Metrics(path)
     assert metrics.on_disk(3, "test")
     metrics.start(10**9)
-    assert path.read_text() == f"{HEADER}3,1,test,1,,,,\n"
+    assert path.read_text() == f"{HEADER}3,1,test,1,,,,,,\n"
 
 
 def test_metrics_that_are_lost_start_anew(tmp_path):
@@ -268,7 +268,7 @@ def test_runs_that_take_an_abandoned_folder_together_have_one_each(tmp_path):
 @pytest.mark.parametrize(
     "add",
     [
-        lambda path: (path / "metrics.csv").write_text(f"{HEADER}1,1,train,0.5,0.5,0.1,8,9.0\n"),
+        lambda path: (path / "metrics.csv").write_text(f"{HEADER}1,1,train,0.5,0.5,0.1,8,9.0,,\n"),
         lambda path: (path / "metrics.csv").write_text(f"{HEADER}what a kill cut o"),
         lambda path: (path / "metrics.csv").unlink(),
         lambda path: (path / "notes.txt").touch(),

@@ -192,7 +192,8 @@ def test_a_batch_larger_than_the_data_is_said_before_it_is_planned_and_measured(
     ended = train(tmp_path, *SMALL, "-b", 500, "--epochs", 2)
     assert ended.code == 0, ended.error
     assert ended.out.count(said) == 1
-    assert re.search(r"^time: predicted .* per step, measured [\d.]+ m?s \(median\)$", ended.out, re.MULTILINE)
+    times = r"^time: predicted .* per step, measured [\d.]+ m?s \(median\), \d+\.\d\d times that$"
+    assert re.search(times, ended.out, re.MULTILINE)
     too_large = train(tmp_path, *SMALL, "-b", 500, "--memory-limit", "2MiB")
     refused(too_large, 3, "smallest budget that works")
     assert said in too_large.out

@@ -24,8 +24,8 @@ FAULTS = {**ORDER_FAULTS, **CONTENT_FAULTS}
 OPTIONS = ({}, {"allocation": "network"}, {"offload": True}, {"offload": True, "join": "layer"})
 
 
-def program_of(network: str, mode: str = "train") -> Program:
-    return lower(build(network), 2, mode, update=Update(momentum=0.9))
+def program_of(network: str, mode: str = "train", fuse: bool = False) -> Program:
+    return lower(build(network), 2, mode, update=Update(momentum=0.9), fuse=fuse, update_together=fuse)
 
 
 def is_map(program: Program, name: str) -> bool:
@@ -44,14 +44,18 @@ def planned(program: Program, *, offload: bool = False, **options: str) -> Plan:
 @pytest.mark.parametrize("mode", ["train", "eval", "first", "last"])
 @pytest.mark.parametrize("network", ["lenet", "alexnet", "googlenet", "googlenet_bn", "resnet18"])
 def test_no_plan_of_the_planner_is_refused(network: str, mode: str, options: dict[str, str]) -> None:
-    program = program_of(network, mode)
-    verify(program, planned(program, **options))  # type: ignore[arg-type]
+    for fuse in (False, True):
+        program = program_of(network, mode, fuse)
+        verify(program, planned(program, **options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("network", "rounds"), [("lenet", 12), ("googlenet", 4), ("resnet18", 4)])
-def test_every_fault_that_changes_what_is_computed_is_caught(network: str, rounds: int) -> None:
+@pytest.mark.parametrize(
+    ("network", "rounds", "fuse"),
+    [("lenet", 12, False), ("googlenet", 4, False), ("resnet18", 4, False), ("lenet", 6, True), ("resnet18", 4, True)],
+)
+def test_every_fault_that_changes_what_is_computed_is_caught(network: str, rounds: int, fuse: bool) -> None:
     random = Random(network)
-    program = shrunk(program_of(network), random)
+    program = shrunk(program_of(network, fuse=fuse), random)
     plans = [planned(program, offload=True), planned(program, offload=True, join="layer"), random_plan(program, random)]
     for plan in plans:
         verify(program, plan)

@@ -18,8 +18,8 @@ from vdnn.cli.tables import wide_console
 from vdnn.errors import ConfigError
 from vdnn.networks import build
 from vdnn.runtime import algos
-from vdnn.runtime.algorithm_table import load_table, stored_names
-from vdnn.runtime.algos import Source, Study, backend_source, make_study, table_source
+from vdnn.runtime.algorithm_table import AlgorithmTable, load_table, stored_names
+from vdnn.runtime.algos import Source, Study, backend_source, make_study, table_source, without_epilogue
 from vdnn.runtime.config import Config
 from vdnn.runtime.devices import DEFAULT_PROFILE, find_driver, open_device
 from vdnn.runtime.files import write_output
@@ -48,7 +48,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--layer", metavar="L", help="this convolution alone, with all its algorithms")
     parser.add_argument("--all", action="store_true", help="all algorithms, also those that others beat")
     parser.add_argument("--limits", metavar="LIST", default=LIMITS, help=f"most workspace of each, default {LIMITS}")
-    parser.add_argument("--precision", metavar="P", help="fp32, or tf32 for those on tensor cores too")
+    parser.add_argument("--precision", metavar="P", help="fp32, tf32 for those on tensor cores too, bf16 or fp16")
+    parser.add_argument("--layouts", metavar="LIST", help="NCHW, NHWC, or both one after the other: nchw,nhwc")
     parser.add_argument("--device", metavar="D", help="measure, or ask, this one: cuda, cpu or simulated")
     parser.add_argument("--profile", metavar="NAME", help="model the machine of this profile")
     parser.add_argument("--table", metavar="NAME", help="a stored table by name, or the path of one (.json)")
@@ -75,17 +76,30 @@ def show(arguments: argparse.Namespace) -> int:
 
         check_picture_path(arguments.picture)
     limits = read_limits(arguments.limits)
-    config = read_config(arguments)
-    study = choose(arguments, config)
+    configs = [read_config(arguments, [f"memory.layout={layout}"]) for layout in read_layouts(arguments.layouts)]
+    configs = configs or [read_config(arguments)]
+    if len(configs) > 1 and (arguments.csv or arguments.picture):
+        raise ConfigError("--csv and --picture show one layout; give one in --layouts")
+    studies = [choose(arguments, config) for config in configs]
     if arguments.csv:
-        write_output(arguments.csv, algos.totals_csv(study.curve()).encode())
+        write_output(arguments.csv, algos.totals_csv(studies[0].curve()).encode())
     if arguments.picture:
-        algo_plots.draw_study(study, limits, arguments.picture)
+        algo_plots.draw_study(studies[0], limits, arguments.picture)
     if arguments.json:
-        print(json.dumps(algos.study_json(study, limits), indent=1))
-    else:
+        found = [algos.study_json(study, limits) for study in studies]
+        print(json.dumps(found[0] if len(found) == 1 else {"studies": found}, indent=1))
+        return 0
+    for study in studies:
         print_study(study, limits, wide_console(), everything=arguments.all or arguments.layer is not None)
     return 0
+
+
+def read_layouts(text: str | None) -> list[str]:
+    """ "NCHW,NHWC" as values of memory.layout; nothing of None."""
+    layouts = [part.strip().lower() for part in text.split(",")] if text is not None else []
+    if not set(layouts) <= {"nchw", "nhwc"}:
+        raise ConfigError(f"--layouts: expected nchw, nhwc or nchw,nhwc, got '{text}'")
+    return layouts
 
 
 def read_limits(text: str) -> list[int | None]:
@@ -103,6 +117,9 @@ def choose(arguments: argparse.Namespace, config: Config) -> Study:
     batch = -(-config.train.batch_size // config.train.accumulate)
     if config.train.accumulate > 1:
         say(f"a step is {config.train.accumulate} slices, of which one of {batch} images is studied")
+    table = load_table(arguments.table) if arguments.table is not None else None
+    if table is not None:
+        config = of_table(arguments, config, table)
     recipe = make_recipe(config)
 
     def study(source: Source) -> Study | None:
@@ -110,14 +127,12 @@ def choose(arguments: argparse.Namespace, config: Config) -> Study:
             graph, recipe, batch, source, layer=arguments.layer, micro_batches=not arguments.no_micro_batches
         )
 
-    if arguments.table is not None:
-        table = load_table(arguments.table)
-        if arguments.precision not in (None, table.precision):
-            raise ConfigError(f"table '{arguments.table}' is of {table.precision}, --precision is {config.precision}")
+    if table is not None:
         found = study(table_source(table))
         if found is None:
             text = f"table '{arguments.table}' does not hold all convolutions of {graph.name} at batch size {batch}"
             raise ConfigError(f"{text}; choose another batch size, or model them with --profile {DEFAULT_PROFILE}")
+        say_what_is_left_out(without_epilogue(table, graph, recipe, batch))
         return found
     device, profile = arguments.device, arguments.profile
     if device in (None, "auto") and profile is None:
@@ -126,14 +141,18 @@ def choose(arguments: argparse.Namespace, config: Config) -> Study:
             device = "cuda"
         else:
             for name in stored_names():
-                table = load_table(name)
-                found = study(table_source(table)) if table.precision == config.precision else None
+                stored = load_table(name)
+                if (stored.precision, stored.layout) != (config.precision, recipe.layout):
+                    continue
+                found = study(table_source(stored))
                 if found is not None:
                     say(f"{driver.finding}: times are from the stored table {name}")
+                    say_what_is_left_out(without_epilogue(stored, graph, recipe, batch))
                     return found
+            layout = "" if recipe.layout == "NCHW" else f" and {recipe.layout}"
             say(
                 f"{driver.finding}, and no stored table knows {graph.name} at batch size {batch} in "
-                f"{config.precision}: times are modelled by profile {DEFAULT_PROFILE}"
+                f"{config.precision}{layout}: times are modelled by profile {DEFAULT_PROFILE}"
             )
     device = "simulated" if device in (None, "auto") else device
     backend, _ = open_device(
@@ -156,6 +175,24 @@ def choose(arguments: argparse.Namespace, config: Config) -> Study:
     return made
 
 
+def of_table(arguments: argparse.Namespace, config: Config, table: AlgorithmTable) -> Config:
+    """`config` in the precision and layout of a table; ConfigError if others were asked for."""
+    name = f"table '{arguments.table}'"
+    if arguments.precision not in (None, table.precision):
+        raise ConfigError(f"{name} is of {table.precision}, --precision is {config.precision}")
+    layout = table.layout.lower()
+    if config.memory.layout not in ("auto", layout):
+        raise ConfigError(f"{name} is of {table.layout}, the layout asked for is {config.memory.layout.upper()}")
+    memory = config.memory.model_copy(update={"layout": layout})
+    return config.model_copy(update={"precision": table.precision, "memory": memory})
+
+
+def say_what_is_left_out(without: bool) -> None:
+    """Whether times are of less than training does in its convolutions."""
+    if without:
+        say("times of forward are of the convolutions alone: the table knows none with bias and activation")
+
+
 def say(text: str) -> None:
     """A line beside the result."""
     print(f"note: {text}", file=sys.stderr, flush=True)
@@ -165,7 +202,8 @@ def print_study(study: Study, limits: list[int | None], console: Console, *, eve
     """Totals by limit, what higher limits buy, and algorithms by layer."""
     source = study.source
     kind = " (no measurement)" if source.modelled else ""
-    head = f"{study.network}, batch size {study.batch}, {source.precision}: times {source.words}{kind}"
+    layout = "" if source.layout == "NCHW" else f", {source.layout}"
+    head = f"{study.network}, batch size {study.batch}, {source.precision}{layout}: times {source.words}{kind}"
     console.print(head, highlight=False)
     console.print(total_table(study, limits))
     for sentence in algos.purchases(study, limits):

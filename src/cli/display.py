@@ -17,8 +17,8 @@ from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from vdnn.runtime.listener import StepInfo
 from vdnn.runtime.run_folder import Metrics
-from vdnn.runtime.trainer import StepInfo
 from vdnn.units import format_ms
 
 INTERVAL_S = 5.0
@@ -111,6 +111,9 @@ class Display:
             lr=f"{info.lr:.6g}",
             images=tally.images,
             images_per_s=f"{tally.rate:.1f}",
+            **(
+                {} if info.loss_scale is None else {"loss_scale": f"{info.loss_scale:g}", "skipped_steps": info.skipped}
+            ),
         )
         self._epoch = Tally()
 
@@ -120,7 +123,7 @@ class Display:
         self.note(
             f"train  step {info.step:>6}/{info.total}  epoch {info.epoch + 1:>3}  loss {loss:.4f}  "
             f"accuracy {accuracy:.2%}  ({over})  lr {info.lr:.4g}  {tally.rate:,.0f} images/s  "
-            f"data wait {tally.waiting:.0%}"
+            f"data wait {tally.waiting:.0%}{scale_words(info)}"
         )
 
 
@@ -169,10 +172,17 @@ class LiveDisplay(Display):
         table.add_row("step", f"{info.step} of {info.total}, epoch {info.epoch + 1}, about {format_ms(left_ms)} left")
         table.add_row("loss", f"{self._loss:.4f} (training, smoothed)")
         table.add_row("test", self._test)
-        table.add_row("rate", f"{self._rate:,.0f} images/s, learning rate {info.lr:.4g}")
+        table.add_row("rate", f"{self._rate:,.0f} images/s, learning rate {info.lr:.4g}{scale_words(info, ', ')}")
         table.add_row("memory", self.memory)
         # the bar comes last, for it ends no line
         return Panel(Group(table, ProgressBar(total=info.total, completed=info.step)), title=self.title)
+
+
+def scale_words(info: StepInfo, before: str = "  ") -> str:
+    """The loss scale and skipped steps of a run in fp16, after `before`; nothing of others."""
+    if info.loss_scale is None:
+        return ""
+    return f"{before}loss scale {info.loss_scale:g} ({info.skipped} steps skipped)"
 
 
 def make_display(stream: TextIO, metrics: Metrics, steps_per_epoch: int, title: str, memory: str) -> Display:

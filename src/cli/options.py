@@ -44,6 +44,13 @@ TEXTS = frozenset(("--output", "--device", "--profile", "--precision", "--policy
 """Options whose value is text as it stands, whatever YAML would make of it."""
 
 
+EMULATION = {
+    name: f"precision {name} is emulated on device cpu: stored in {name}, computed in fp32, slower than fp32"
+    for name in ("bf16", "fp16")
+}
+"""What to say of precisions that the cpu emulates."""
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line."""
 
@@ -57,13 +64,13 @@ def add_config_options(parser: argparse.ArgumentParser, profile_help: str) -> No
     parser.add_argument("-b", "--batch-size", metavar="N", help="images per step")
     parser.add_argument("--policy", metavar="P", help=f"what leaves the device: {', '.join(POLICIES)}")
     parser.add_argument("--algorithms", metavar="A", help=f"{MEMORY_OPTIMAL} or {PERFORMANCE_OPTIMAL}")
-    parser.add_argument("--layout", metavar="L", help="of images and filters in memory: nchw or nhwc")
+    parser.add_argument("--layout", metavar="L", help="of images and filters in memory: auto, nchw or nhwc")
     parser.add_argument("--memory-limit", metavar="BYTES", help="device bytes, such as 12GiB")
     parser.add_argument("--host-limit", metavar="BYTES", help="host bytes for offloaded maps")
     parser.add_argument("--workspace-limit", metavar="BYTES", help="most workspace of one convolution")
     parser.add_argument("--device", metavar="D", help="auto, cpu, cuda or simulated")
     parser.add_argument("--profile", metavar="NAME", help=profile_help)
-    parser.add_argument("--precision", metavar="P", help="of products: fp32, or tf32 (cuda); all is stored in fp32")
+    parser.add_argument("--precision", metavar="P", help="fp32, tf32, bf16 or fp16; weights are kept in fp32 in any")
     parser.add_argument("--seed", metavar="N", help="of weights, order and dropout")
     parser.add_argument(
         "-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override any key of CONFIG"
@@ -117,25 +124,34 @@ def unread_profile(config: Config, caps: Caps) -> str | None:
 
 
 def unmet_precision(config: Config, caps: Caps) -> str | None:
-    """A sentence if this device computes, or models, another precision than was asked for."""
-    if config.precision == caps.precision:
-        return None
-    doing = "times are modelled" if caps.simulated else "products are computed"
-    return f"precision {config.precision} is for device cuda; on device {caps.name} {doing} in {caps.precision}"
+    """A sentence if this device computes, or models, another precision than was asked for, or emulates it."""
+    asked, device = config.precision, caps.name
+    if asked == caps.precision:
+        return EMULATION[asked] if device == "cpu" and asked in EMULATION else None
+    if caps.simulated:
+        bytes_too = ", bytes are as asked for" if config.dtype != "float32" else ""
+        return f"precision {asked} is for device cuda; on device {device} times are modelled in {caps.precision}" + (
+            bytes_too
+        )
+    return f"precision {asked} is for device cuda; on device {device} products are computed in {caps.precision}"
 
 
 def unmodelled_layout(config: Config, caps: Caps) -> str | None:
-    """A sentence if times are modelled for another layout than was asked for, or it is little tried on this device."""
-    if config.memory.layout == "nchw":
+    """A sentence if a layout was taken that nobody named, is modelled as another, or is little tried on this device."""
+    layout = config.layout_on(caps.name).lower()
+    if layout == "nchw":
         return None
+    name = f"layout {layout}"
+    if config.memory.layout == "auto":
+        name += f" (taken for precision {config.precision}; --layout nchw keeps the other)"
     if caps.name == "cuda":
         return (
-            "layout nhwc is new on cuda and little tried: on an H200 LeNet's losses agreed with the CPU's, larger "
+            f"{name} is new on cuda and little tried: on an H200 LeNet's losses agreed with the CPU's, larger "
             "networks were compared only at rates that amplify rounding; nchw is what has been checked"
         )
     if not caps.simulated:
         return None
-    return f"layout {config.memory.layout} is planned, but profiles know NCHW: times on device {caps.name} are of that"
+    return f"{name} is planned, but profiles know NCHW: times on device {caps.name} are of that"
 
 
 def guarded(program: str, body: Callable[[], int]) -> int:

@@ -23,6 +23,7 @@ from vdnn.cli.tables import print_report, wide_console
 from vdnn.memory.clock import simulate
 from vdnn.memory.report import make_report
 from vdnn.networks import build
+from vdnn.runtime.calibration import calibration_key, known_factor
 from vdnn.runtime.devices import open_device
 from vdnn.runtime.dry_plan import plan_run, whole_step
 from vdnn.runtime.files import write_output
@@ -69,7 +70,8 @@ def plan(arguments: argparse.Namespace) -> int:
         plots.check_picture_path(arguments.picture)
     extra = ["device=simulated"] if arguments.profile and not arguments.device else []
     if arguments.paper:  # its pools keep x and y, its dyn is a search alone; what -o says comes after
-        arguments.overrides = ["memory.pool_indices=false", "memory.paper_search=true", *arguments.overrides]
+        plain = ["memory.pool_indices=false", "memory.fuse=false", "memory.update=layer"]
+        arguments.overrides = [*plain, "memory.paper_search=true", *arguments.overrides]
     config = read_config(arguments, extra)
     graph = build(config.network.name, **config.network.options)
     backend, _ = open_device(
@@ -78,7 +80,7 @@ def plan(arguments: argparse.Namespace) -> int:
         memory_limit=config.memory.limit,
         precision=config.precision,
         candidates=config.memory.candidates,
-        layout=config.memory.layout.upper(),
+        layout=config.layout_on("cuda"),
         progress=say,
     )
     for explain in (unread_profile, unmet_precision, unmodelled_layout):
@@ -96,7 +98,10 @@ def plan(arguments: argparse.Namespace) -> int:
         [make_report(p.plan, p.program, p.decisions, p.costs) for p in dry.parts],
         config.train.batch_size,
     )
-    report = replace(report, notes=(*report.notes, *dry.notes()))
+    key = calibration_key(backend.caps, graph.name, config.memory.policy, [part.program for part in dry.parts])
+    factor = known_factor(key) if backend.caps.measured_costs else None
+    earlier = () if factor is None else (f"the step of an earlier run took {factor:.2f} times its predicted time",)
+    report = replace(report, notes=(*report.notes, *dry.notes(), *earlier))
     fits = refusal is None
     if arguments.save_plan:
         write_output(arguments.save_plan, json.dumps(made.to_json()).encode())

@@ -10,6 +10,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from vdnn.errors import BudgetError, CheckpointError, ConfigError
 from vdnn.layers import Dropout, Graph, SoftmaxLoss
 from vdnn.runtime.checkpoint import State, load, load_state
 from vdnn.runtime.config import Config, DebugConfig
-from vdnn.runtime.forecast import run_ms
+from vdnn.runtime.forecast import expected_step, run_ms
 from vdnn.runtime.prepare import Prepared, prepare
 from vdnn.runtime.rehearsal import LimitExceeded
 from vdnn.runtime.run_folder import CONFIG, PLAN, RunFolder
@@ -237,9 +238,10 @@ def announce(prepared: Prepared, limit_source: str) -> bool:
         say(f"note: {sentence}")
     for sentence in prepared.plans.notes:
         say(f"note: {sentence}")
-    plans, step_ms = prepared.plans, prepared.predicted_step_ms()
+    plans, (step_ms, source) = prepared.plans, expected_step(prepared)
     limited = f"{format_bytes(prepared.limit_bytes)} ({limit_source})"
-    say(plan_summary(plans.slab_bytes, plans.host_bytes, step_ms, prepared.report(), limited))
+    report = replace(prepared.report(), cost_source=source)
+    say(plan_summary(plans.slab_bytes, plans.host_bytes, step_ms, report, limited))
     slow = slow_words(prepared, step_ms, caps.cost_source)
     if slow:
         say(f"note: {slow}")
@@ -301,15 +303,18 @@ def differences(config: Config, state: State) -> list[str]:
         if isinstance(before, dict) and isinstance(after, dict):
             keys = [key for key in after if before.get(key) != after[key]]
             found += [f"{section}.{key} was {before.get(key)}, now {after[key]}" for key in keys]
-        elif before != after:
-            found.append(f"{section} was {before}, now {after}")
+        elif before != after:  # the precision
+            words = "it goes on from the same float32 weights and momentum"
+            found.append(f"{section} was {before}, now {after}: {words}")
     return found
 
 
 def closing(prepared: Prepared, result: Result) -> str:
     """The last lines: what was reached, and whether what was said before came true."""
     step_ms = result.measured_step_ms
-    measured = f"{format_ms(step_ms)} (median)" if isfinite(step_ms) else "no step of full size"
+    measured = "no step of full size"
+    if isfinite(step_ms):
+        measured = f"{format_ms(step_ms)} (median), {step_ms / result.predicted_step_ms:.2f} times that"
     lines = [
         f"done: {result.steps} steps, test accuracy {result.accuracy:.2%}, test loss {result.loss:.4f} "
         f"({prepared.source.description})",

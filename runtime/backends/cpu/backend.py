@@ -3,8 +3,8 @@
     with_threads = CpuBackend()
     adversary = CpuBackend(poison=True, order=("in", "out", "compute"))
 
-`poison` fills freed bytes with 0xFF, a NaN in float32 and float64; `order` replaces the threads by a schedule that runs
-the named streams as early and as late as their waits allow (vdnn.runtime.backends.cpu.streams).
+`poison` fills freed bytes with 0xFF, a NaN in every dtype that has one; `order` replaces the threads by a schedule that
+runs the named streams as early and as late as their waits allow (vdnn.runtime.backends.cpu.streams).
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ from vdnn.runtime.backend import Caps, check_stage
 from vdnn.runtime.backends.cpu.blas import BlasThreads
 from vdnn.runtime.backends.cpu.chunks import Array
 from vdnn.runtime.backends.cpu.estimates import RATES, estimate, product_operations
+from vdnn.runtime.backends.cpu.half import BFLOAT16, run_rounded
 from vdnn.runtime.backends.cpu.kernels import KERNELS
 from vdnn.runtime.backends.cpu.streams import OrderedStreams, Streams, Task, ThreadedStreams
+from vdnn.runtime.bfloat16 import as_numbers, as_stored, host_dtype
 from vdnn.runtime.held import Held
 
-DTYPES = {name: np.dtype(name) for name in ("float32", "float64", "uint8", "int32")}
 POISON = 0xFF
+EMULATED = {name: f", {name} computed in fp32 and rounded" for name in ("bf16", "fp16")}
+"""By precision that no CPU kernel computes in: words for what is done instead."""
 
 
 class _Slab:
@@ -49,6 +52,10 @@ class _Slab:
         del self.bytes
         with suppress(BufferError):  # while somebody holds an array; the map goes with it
             self._map.close()
+
+
+def _name(array: Array) -> str:
+    return "bfloat16" if array.dtype == BFLOAT16 else array.dtype.name
 
 
 def _check_guard(guard: NDArray[np.uint8], what: str) -> None:
@@ -75,9 +82,10 @@ class CpuBackend:
         poison: fill freed bytes with NaN.
         order: streams from the most to the least favoured, for a deterministic schedule without threads; None for
             one thread a stream.
+        precision: of the programs to come; "bf16" and "fp16" are emulated, the others are all computed in fp32.
     """
 
-    def __init__(self, poison: bool = False, order: Sequence[str] | None = None) -> None:
+    def __init__(self, poison: bool = False, order: Sequence[str] | None = None, precision: str = "fp32") -> None:
         self._poison = poison
         self._order = order
         self._blas = BlasThreads()
@@ -89,11 +97,12 @@ class CpuBackend:
             name="cpu",
             has_data=True,
             simulated=False,
-            description=f"CPU, NumPy {np.__version__}, {os.cpu_count()} cores, {mode}",
+            description=f"CPU, NumPy {np.__version__}, {os.cpu_count()} cores, {mode}{EMULATED.get(precision, '')}",
             memory_bytes=int(0.8 * psutil.virtual_memory().available),
             rates=RATES,
             poisons=poison,
             cost_source="estimated from nominal CPU rates",
+            precision=precision if precision in EMULATED else "fp32",
         )
 
     def open(self, slab_bytes: int, host_bytes: int, stage_bytes: int) -> None:
@@ -109,12 +118,7 @@ class CpuBackend:
     def view(self, spec: TensorSpec, root: TensorSpec, offset: int) -> Array:
         """The array of `spec` over the slab, in the order of its shape; layouts and channels are in its strides."""
         slab = self._open[0].bytes
-        if spec.dtype not in DTYPES:
-            raise VdnnError(
-                f"tensor '{spec.name}': expected one of {', '.join(DTYPES)}, got {spec.dtype}; "
-                "the cpu backend has no other"
-            )
-        dtype = DTYPES[spec.dtype]
+        dtype = host_dtype(spec.dtype)
         strides = [dtype.itemsize * stride for stride in element_strides(spec, root)]
         start = offset + dtype.itemsize * first_element(spec, root)
         end = start + sum(step * (size - 1) for step, size in zip(strides, spec.shape, strict=True)) + dtype.itemsize
@@ -132,7 +136,7 @@ class CpuBackend:
         def compute() -> None:
             if operations:
                 self._blas.use(operations)
-            kernel(op, **arrays)
+            run_rounded(kernel, op, arrays)
 
         self._run(f"op '{op.name}' (layer '{op.layer}')", compute, stream)
 
@@ -179,12 +183,12 @@ class CpuBackend:
         self._run("fetch", partial(np.copyto, out, array, casting="no"), stream)
 
     def read(self, array: Any) -> NDArray[Any]:
-        """A copy of `array`, contiguous in the order of its shape."""
-        return np.array(array, order="C")
+        """A copy of `array`, contiguous in the order of its shape; bfloat16 as float32."""
+        return np.array(as_numbers(array, _name(array)), order="C")
 
     def write(self, array: Any, value: NDArray[Any]) -> None:
-        """array = value."""
-        np.copyto(array, value, casting="no")
+        """array = value; into bfloat16 float32 is rounded."""
+        np.copyto(array, as_stored(value, _name(array)), casting="no")
 
     def guarded(self, offset: int, nbytes: int, what: str, stream: str) -> None:
         """Check the poison in bytes that belong to nobody, if there is any."""

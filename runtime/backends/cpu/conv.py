@@ -34,7 +34,7 @@ from vdnn.runtime.backends.cpu.geometry import Geometry, Split
 def conv_forward(
     op: Op, *, x: Array, w: Array, y: Array, b: Array | None = None, workspace: Array | None = None
 ) -> None:
-    """y = conv(x, w) + b."""
+    """y = conv(x, w) + b; with the activation "relu" its maximum with 0."""
     g, split, work = _prepare(op, x, w, y, workspace)
     for part in g.parts(split):
         columns = fill_columns(g, x, part, work)
@@ -48,6 +48,8 @@ def conv_forward(
             np.copyto(block, staged.transpose(1, 0, 2))
         if b is not None:
             block += b[part.filters, None]
+        if "activation" in op.attrs:
+            np.maximum(block, 0, out=block)
 
 
 def conv_wgrad(op: Op, *, x: Array, dy: Array, dw: Array, workspace: Array | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Copies, also to another layout, sums of two tensors, and the first op of every program: pixels to numbers.
+"""Copies, also to another layout or with more channels, sums, and the first op of every program: pixels to numbers.
 
     copy_forward(op, x=x, y=y)
 
-Sizes of all arguments of a call are equal; x may differ from y in shape where a Flatten lies between. Numbers go by
-their logical place, whatever the layouts are. See vdnn.layers.add, concat and flatten.
+Sizes of all arguments of a call are equal but for channels of zeros; x may differ from y in shape where a Flatten lies
+between. Numbers go by their logical place, whatever the layouts are. See vdnn.layers.add, concat and flatten.
 """
 
 from __future__ import annotations
@@ -30,12 +30,20 @@ def add_forward(op: Op, *, a: Array, b: Array, y: Array) -> None:
 
 
 def input_normalize(op: Op, *, x: Array, y: Array) -> None:
-    """y[n,c] = (x[n,c] / 255 - mean[c]) / std[c].
+    """y[n,c] = (x[n,c] / 255 - mean[c]) / std[c]; channels of y that x has not become 0.
 
-    x: (N, C, H, W) uint8; y: the same in float32 or float64; op.attrs: mean and std, a number for each channel.
+    x: (N, C, H, W) uint8; y: (N, C or more, H, W) in float32 or float64; op.attrs: mean and std, a number for each
+    channel of x.
     """
     mean, std = (np.array(op.attrs[key], y.dtype)[:, None, None] for key in ("mean", "std"))
-    for y_part, x_part in chunked(y, x):
+    y[:, x.shape[1] :] = 0
+    for y_part, x_part in chunked(y[:, : x.shape[1]], x):
         np.divide(x_part, 255, out=y_part, dtype=y.dtype)
         y_part -= mean
         y_part /= std
+
+
+def filter_prepare(op: Op, *, w: Array, y: Array) -> None:
+    """y[k,c] = w[k,c], and 0 in the channels that w has not; w (K, C, R, S) or (K, C), y the same with C or more."""
+    y[:, : w.shape[1]] = w
+    y[:, w.shape[1] :] = 0

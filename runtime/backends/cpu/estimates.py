@@ -2,7 +2,8 @@
 
     estimate(op, program)   # (Candidate("GEMM_BATCH", 12.5, 8388608), Candidate("GEMM_TILE", ...))
 
-The rates are round numbers for a small CPU, fixed so that plans are the same on every machine.
+The rates are round numbers for a small CPU, fixed so that plans are the same on every machine. A 16-bit tensor is
+moved three times: itself, and its copy in float32 twice (vdnn.runtime.backends.cpu.half).
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from vdnn.layers.lower import HALF_DTYPES
 from vdnn.layers.op import Op, Program
-from vdnn.layers.tensor import Shape
+from vdnn.layers.tensor import Shape, TensorSpec
 from vdnn.memory.costs import Candidate, CopyRates
 from vdnn.runtime.backends.cpu.geometry import algorithms, workspace_bytes
 
@@ -42,7 +44,7 @@ def product_operations(op: Op, shapes: Mapping[str, Shape]) -> int:
 def estimate(op: Op, program: Program) -> tuple[Candidate, ...]:
     """The candidates of `op`, fastest first, with estimated times in ms and exact workspaces in bytes."""
     names = {**op.reads, **op.writes}
-    nbytes = sum(program.tensors[name].nbytes for name in names.values())
+    nbytes = sum(_moved_bytes(program.tensors[name]) for name in names.values())
     operations = product_operations(op, {argument: program.tensors[name].shape for argument, name in names.items()})
     options = algorithms(op, program) if op.kind.startswith("conv.") else ("default",)
     return tuple(
@@ -53,3 +55,7 @@ def estimate(op: Op, program: Program) -> tuple[Candidate, ...]:
         )
         for option in options
     )
+
+
+def _moved_bytes(spec: TensorSpec) -> int:
+    return 5 * spec.nbytes if spec.dtype in HALF_DTYPES else spec.nbytes

@@ -85,9 +85,13 @@ class Geometry:
     def of(
         cls, attrs: Mapping[str, Any], x: Shape, w: Shape, y: Shape, itemsize: int, channels_last: bool = False
     ) -> Geometry:
-        """From the attributes of a conv op and its shapes (N, C, H, W), (K, C/groups, R, S), (N, K, P, Q)."""
-        n, c, h, width = x
-        k, _, r, s = w
+        """From the attributes of a conv op and its shapes (N, C, H, W), (K, C/groups, R, S), (N, K, P, Q).
+
+        Channels are counted by the filter: those that x has besides are zeros, of which no gradient is asked.
+        """
+        n, _, h, width = x
+        k, depth, r, s = w
+        c = depth * attrs["groups"]
         stride, padding, dilation = ((attrs[key][0], attrs[key][1]) for key in ("stride", "padding", "dilation"))
         sizes = (n, c, h, width, k, r, s, y[2], y[3])
         return cls(*sizes, stride, padding, dilation, attrs["groups"], itemsize, channels_last)
@@ -140,7 +144,8 @@ def workspace_bytes(op: Op, program: Program, algorithm: str) -> int:
 def _geometry(op: Op, program: Program) -> Geometry:
     names = {**op.reads, **op.writes}
     x, w, y = (program.tensors[names[argument]] for argument in OPERANDS[op.kind])
-    return Geometry.of(op.attrs, x.shape, w.shape, y.shape, DTYPE_BYTES[x.dtype])
+    itemsize = max(DTYPE_BYTES[x.dtype], DTYPE_BYTES["float32"])  # 16-bit numbers are widened first
+    return Geometry.of(op.attrs, x.shape, w.shape, y.shape, itemsize)
 
 
 @lru_cache(maxsize=4096)

@@ -16,13 +16,13 @@ from vdnn.runtime.backends.cpu.batchnorm import (
     batchnorm_update_stats,
 )
 from vdnn.runtime.backends.cpu.conv import conv_bgrad, conv_dgrad, conv_forward, conv_wgrad
-from vdnn.runtime.backends.cpu.copy import add_forward, copy_forward, input_normalize
+from vdnn.runtime.backends.cpu.copy import add_forward, copy_forward, filter_prepare, input_normalize
 from vdnn.runtime.backends.cpu.dropout import dropout_backward, dropout_forward
 from vdnn.runtime.backends.cpu.linear import linear_bgrad, linear_dgrad, linear_forward, linear_wgrad
 from vdnn.runtime.backends.cpu.lrn import lrn_backward, lrn_forward
 from vdnn.runtime.backends.cpu.pool import pool_backward, pool_forward
-from vdnn.runtime.backends.cpu.relu import relu_backward, relu_forward
-from vdnn.runtime.backends.cpu.sgd import sgd_update
+from vdnn.runtime.backends.cpu.relu import relu_backward, relu_bias_backward, relu_forward
+from vdnn.runtime.backends.cpu.sgd import sgd_update, sgd_update_all
 from vdnn.runtime.backends.cpu.softmax_loss import softmax_loss_backward, softmax_loss_forward
 
 KERNELS: Mapping[str, Callable[..., None]] = {
@@ -35,6 +35,7 @@ KERNELS: Mapping[str, Callable[..., None]] = {
     "pool.backward": pool_backward,
     "relu.forward": relu_forward,
     "relu.backward": relu_backward,
+    "relu.bias_backward": relu_bias_backward,
     "lrn.forward": lrn_forward,
     "lrn.backward": lrn_backward,
     "linear.forward": linear_forward,
@@ -50,7 +51,9 @@ KERNELS: Mapping[str, Callable[..., None]] = {
     "add.forward": add_forward,
     "copy.forward": copy_forward,
     "layout.transform": copy_forward,
+    "filter.prepare": filter_prepare,
     "softmax_loss.forward": softmax_loss_forward,
     "softmax_loss.backward": softmax_loss_backward,
     "sgd.update": sgd_update,
+    "sgd.update_all": sgd_update_all,
 }

@@ -17,10 +17,12 @@ from vdnn.runtime.backends.cpu.columns import multiply
 
 
 def linear_forward(op: Op, *, x: Array, w: Array, y: Array, b: Array | None = None) -> None:
-    """y = x w^T + b."""
+    """y = x w^T + b; with the activation "relu" its maximum with 0."""
     np.matmul(_matrix(x), w.T, out=y)
     if b is not None:
         y += b
+    if "activation" in op.attrs:
+        np.maximum(y, 0, out=y)
 
 
 def linear_wgrad(op: Op, *, x: Array, dy: Array, dw: Array) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import Array, chunked
+from vdnn.runtime.backends.cpu.conv import conv_bgrad
+from vdnn.runtime.backends.cpu.linear import linear_bgrad
 from vdnn.runtime.backends.cpu.select import select
 
 
@@ -26,3 +28,14 @@ def relu_backward(op: Op, *, y: Array, dy: Array, dx: Array) -> None:
         passed = select(dy_part, y_part > 0, out=np.empty_like(dx_part) if op.accumulate else dx_part)
         if op.accumulate:
             dx_part += passed
+
+
+def relu_bias_backward(op: Op, *, y: Array, dy: Array, dx: Array, db: Array) -> None:
+    """dx = dy where y > 0, else 0, of a layer that applied its ReLU itself; db = sum of dx over all but channels.
+
+    db: (K,), added to if op accumulates it.
+    """
+    for dx_part, y_part, dy_part in chunked(dx, y, dy):
+        select(dy_part, y_part > 0, out=dx_part)
+    bias_gradient = linear_bgrad if dx.ndim == 2 else conv_bgrad
+    bias_gradient(op, dy=dx, db=db)

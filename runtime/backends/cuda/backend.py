@@ -10,6 +10,7 @@ cuDNN computes convolutions and cuBLAS matrix products, on workspaces of the pla
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,27 +23,29 @@ from vdnn.memory.costs import Candidate
 from vdnn.memory.plan import STREAMS, align
 from vdnn.runtime.backend import Caps, check_stage
 from vdnn.runtime.backends.cuda.array import DeviceArray
-from vdnn.runtime.backends.cuda.capture import Capture, Copy, CudaReplay, Stage, Upload
+from vdnn.runtime.backends.cuda.capture import Capture, Copy, CudaReplay, Stage, Upload, mark_replays
 from vdnn.runtime.backends.cuda.cublas import Cublas
 from vdnn.runtime.backends.cuda.cudnn import Handle
 from vdnn.runtime.backends.cuda.debug import INTACT, check
-from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, KernelSet, workspace_bytes
+from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, KernelSet
 from vdnn.runtime.backends.cuda.libraries import load_cupy
 from vdnn.runtime.backends.cuda.memory import Ledger
+from vdnn.runtime.backends.cuda.op_costs import OpCosts
+from vdnn.runtime.backends.cuda.op_times import OpTimes
 from vdnn.runtime.backends.cuda.pinned import PinnedSlab
-from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, Products, unplaced_problem
-from vdnn.runtime.backends.cuda.rates import known_rates, measure_rates
+from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, Products
+from vdnn.runtime.backends.cuda.rates import known_rates, measure_rates, rates_words
 from vdnn.runtime.backends.cuda.search import Search, cache_folder
+from vdnn.runtime.bfloat16 import as_numbers, as_stored, host_dtype
+from vdnn.runtime.config import PRECISIONS
 from vdnn.runtime.held import Held
 
 POISON = 0xFF
 """A NaN in float32 and float64."""
-GEMM_WORKSPACE = 4 * 2**20
-"""Bytes for a matrix product; cuBLAS recommends 32 MiB on Hopper and takes less."""
 CAPTURE_BYTES = 16 * 2**20
 """Set aside for captured steps: 6 MB for VGG-19's were seen on an H200, 40 MB for VGG-416's, which plans once more."""
 MEMORY_SHARE = 0.85
-"""Of the copy bandwidth that other kernels are expected to reach, for predictions."""
+"""Of the memory bandwidth that kernels are expected to reach, where they cannot be measured."""
 
 
 class CudaBackend:
@@ -52,7 +55,7 @@ class CudaBackend:
         memory_limit: bytes that the process may hold on the card, context included; None for all that is free.
         poison: fill freed bytes with NaN.
         copy_repeats: do each copy so often, to make the copy streams late.
-        precision: "fp32", or "tf32" for products on tensor cores; what is stored is float32 in both.
+        precision: "fp32", "tf32" for products on tensor cores, "bf16" or "fp16" for 16-bit activations on them too.
         candidates: which convolution algorithms are tried: "all", or cuDNN's "named" ones.
         layout: of the programs' images and filters, "NCHW" or "NHWC".
         progress: told in words what takes long.
@@ -78,9 +81,9 @@ class CudaBackend:
         compute = self._streams["compute"]
         self._handle = Handle()
         self._handle.set_stream(compute.ptr)
-        self._cublas = Cublas(tensor_cores=precision != "fp32")
+        self._cublas = Cublas(precision=precision)
         self._products = Products(self._handle, self._cublas)
-        self._kernels = KernelSet()
+        self._kernels = KernelSet(PRECISIONS[precision][0])
         self._events: dict[int, Any] = {}
         self._slab = self._first_wrong = 0
         self._guards: list[str] = []
@@ -99,13 +102,11 @@ class CudaBackend:
         reserve = self.ledger.measure_reserve() + CAPTURE_BYTES
         free, total = self._runtime.memGetInfo()
         limit = memory_limit if memory_limit is not None else free + reserve
-        self._copy_gbps = 2e-6 * properties["memoryClockRate"] * properties["memoryBusWidth"] / 8
+        memory_gbps = 2e-6 * properties["memoryClockRate"] * properties["memoryBusWidth"] / 8
         driver = self._runtime.driverGetVersion()
-        rates = known_rates({"gpu": name, "driver": driver}, cache_folder(), lambda: measure_rates(cupy))
-        source = (
-            f"measured on {name}, cuDNN {library.version_text}; other ops from its memory bandwidth; copies measured: "
-            f"{rates.d2h_gbps:.0f} GB/s out, {rates.h2d_gbps:.0f} in, {rates.both_gbps:.0f} both"
-        )
+        measure = partial(measure_rates, cupy, self._cublas)
+        rates = known_rates({"gpu": name, "driver": driver}, cache_folder(), measure)
+        source = f"measured on {name}, cuDNN {library.version_text}; {rates_words(rates)}"
         self.caps = Caps(
             name="cuda",
             has_data=True,
@@ -126,9 +127,16 @@ class CudaBackend:
             "layout": layout,
         }
         room = max(0, limit - reserve)
+        stream_gbps = MEMORY_SHARE * memory_gbps
         self.search = Search(
-            self._products, key, room, compute, precision=precision, candidates=candidates, note=progress
+            *(self._products, key, room, compute),
+            precision=precision,
+            candidates=candidates,
+            stream_gbps=stream_gbps,
+            note=progress,
         )
+        times = OpTimes(self._launch_rest, compute, room, self.search, stream_gbps, progress)
+        self.costs = OpCosts(self.search, times, layout)
 
     # ---- memory
 
@@ -136,6 +144,7 @@ class CudaBackend:
         """Take the slabs and the stage, which lies pinned behind the host slab; nothing else may be allocated then."""
         if self._opened:
             raise VdnnError("the cuda backend is open already; close it first")
+        self.search.flush()
         self._sizes, self._stage_bytes = (slab_bytes, host_bytes), stage_bytes
         self._slab = self._runtime.malloc(max(slab_bytes, 256))
         if self._poison:  # else left as it is: a plan reads nothing that it has not written, and initcheck can see it
@@ -179,7 +188,7 @@ class CudaBackend:
         """Start the kernel of op.kind on `stream`."""
         raw = self._streams[stream]
         if op.kind in CONV_KINDS:
-            self._products.convolve(op, arrays)
+            self._products.convolve(op, arrays, self._kernels, raw)
         elif op.kind in LINEAR_KINDS:
             self._products.multiply(op, arrays, raw.ptr)
         kernel = CUDA_KERNELS.get(op.kind)
@@ -214,9 +223,12 @@ class CudaBackend:
             self._streams[stream].wait_event(self._events[event])
 
     def mark(self, stream: str) -> Any:
-        """A CUDA event with a time, on `stream`; within a capture it tells nothing."""
-        event = self._cupy.cuda.Event()
-        event.record(self._streams[stream])
+        """A CUDA event with a time, on `stream`; within a capture every replay sets it."""
+        event, raw = self._cupy.cuda.Event(), self._streams[stream]
+        if self._capturing is None:
+            event.record(raw)
+        else:
+            mark_replays(event, raw)
         return event
 
     def between_ms(self, first: Any, second: Any) -> float:
@@ -255,16 +267,18 @@ class CudaBackend:
 
     def read(self, array: DeviceArray) -> NDArray[Any]:
         """A copy on the host in the order of the shape, image by image where they lie apart."""
-        out = np.empty(_memory_shape(array), array.dtype)
+        out = np.empty(_memory_shape(array), host_dtype(array.dtype))
         for target, source, nbytes in _image_copies(array, out):
             self._runtime.memcpy(source, target, nbytes, self._runtime.memcpyDeviceToHost)
-        return np.ascontiguousarray(out.transpose(0, 3, 1, 2)) if array.is_channels_last else out
+        numbers = as_numbers(out, array.dtype)
+        return np.ascontiguousarray(numbers.transpose(0, 3, 1, 2)) if array.is_channels_last else numbers
 
     def write(self, array: DeviceArray, value: NDArray[Any]) -> None:
         """Upload from where `value` lies, through the driver's own small buffers."""
         _memory_shape(array)  # or it cannot be written as a whole
-        laid_out = value.transpose(0, 2, 3, 1) if array.is_channels_last else value
-        laid_out = np.ascontiguousarray(laid_out, array.dtype)
+        stored = as_stored(value, array.dtype)
+        laid_out = stored.transpose(0, 2, 3, 1) if array.is_channels_last else stored
+        laid_out = np.ascontiguousarray(laid_out, host_dtype(array.dtype))
         for target, source, nbytes in _image_copies(array, laid_out):
             self._runtime.memcpy(target, source, nbytes, self._runtime.memcpyHostToDevice)
         self._runtime.deviceSynchronize()  # such a copy may return before its last bytes have arrived
@@ -308,26 +322,25 @@ class CudaBackend:
             self._capturing = None
 
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
-        """Measured algorithms of convolutions; for other ops the time their bytes take."""
-        specs = {arg: program.tensors[t] for arg, t in (*op.reads.items(), *op.writes.items())}
-        if op.kind in CONV_KINDS:
-            return self.search.candidates(unplaced_problem(op, program))
-        time_ms = sum(spec.nbytes for spec in specs.values()) / (MEMORY_SHARE * self._copy_gbps * 1e6) + 0.002
-        if op.kind in LINEAR_KINDS:
-            return (Candidate("CUBLAS", time_ms, GEMM_WORKSPACE),)
-        shapes = {arg: spec.shape for arg, spec in specs.items()}
-        scratch = workspace_bytes(op.kind, shapes, self.layout)
-        return (Candidate("KERNEL" if scratch else "default", time_ms, scratch),)
+        """Measured algorithms of convolutions, and of another op the one there is, measured too."""
+        return self.costs.candidates(op, program)
 
     def knows_all(self, op: Op, program: Program) -> bool:
         """Whether every algorithm of a convolution could be measured within the limit; True for other kinds."""
-        return op.kind not in CONV_KINDS or self.search.knows_all(unplaced_problem(op, program))
+        return self.costs.knows_all(op, program)
 
     # ---- within
 
     def _require_open(self) -> None:
         if not self._opened:
             raise VdnnError("the cuda backend is not open; call open(slab_bytes, host_bytes, stage_bytes) first")
+
+    def _launch_rest(self, op: Op, arrays: Mapping[str, Any], stream: str) -> None:
+        """As launch, but of a convolution only what follows cuDNN."""
+        if op.kind in CONV_KINDS:
+            CUDA_KERNELS[op.kind](op, arrays, self._kernels, self._streams[stream])
+        else:
+            self.launch(op, arrays, stream)
 
     def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: str) -> None:
         self._runtime.memcpyAsync(target, source, nbytes, kind, self._streams[stream].ptr)

@@ -1,19 +1,21 @@
-"""Batch normalisation on the GPU; see vdnn.layers.batchnorm for the formulas, and batchnorm.cu.
+"""Batch normalisation on the GPU, with the sum and the ReLU that may follow; see vdnn.layers.batchnorm for formulas.
 
     batchnorm_forward(op, {"x": x, "weight": w, "bias": b, "y": y, "mean": m, "invstd": s, "workspace": ...}, ...)
 
-x, y, dy, dx (N, C, H, W) or (N, C), any of them channels of a larger tensor; weight, bias, mean, invstd, running_mean,
-running_var, dweight, dbias (C,); all float32. Sums over a batch are taken in float64, in one order. op.attrs: eps;
-momentum and count for update_stats. Workspace of forward and backward:
-batchnorm_bytes.
+x, y, z, dy, dx, dz (N, C, H, W) or (N, C) of kernels.dtype, NCHW or NHWC, any of them channels of a larger tensor;
+weight, bias, mean, invstd, running_mean, running_var, dweight, dbias (C,) float32. A pass over the batch sums, a small
+kernel joins the sums of each channel in float64, in one order, and a pass maps. op.attrs: eps; activation "relu" or
+none; momentum and count for update_stats. Workspace of forward and backward: batchnorm_bytes.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from vdnn.layers.op import Op
 from vdnn.layers.tensor import Shape
+from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.bias import channel_bytes
 from vdnn.runtime.backends.cuda.launch import (
     THREADS,
@@ -29,25 +31,23 @@ from vdnn.runtime.backends.cuda.launch import (
 
 
 def batchnorm_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
-    """y = weight * (x - mean) * invstd + bias; mean and invstd = 1 / sqrt(variance + eps) of the batch are written."""
-    x, y, mean, invstd, weight, bias = rows_of(op, arrays, "x", "y", "mean", "invstd", "weight", "bias")
+    """y = weight * (x - mean) * invstd + bias, + z if given, then max(y, 0) for "relu".
+
+    mean and invstd = 1 / sqrt(variance + eps) of the batch are written.
+    """
+    (x,) = rows_of(op, arrays, "x", dtype=kernels.dtype)
+    mean, invstd = operands(op, arrays, "mean", "invstd")
     sums = Channels.of(x)
     partials = workspace(op, arrays, sums.partial_bytes)
     kernels.launch("batchnorm_sums", sums.blocks, [x.ptr, x.image_stride, *sums.args, partials], stream)
     args = [x.ptr, sums.hw, sums.count, partials, sums.splits, sums.channels, op.attrs["eps"], mean.ptr, invstd.ptr]
     kernels.launch("batchnorm_finish", join_blocks(sums.channels), args, stream)
-    rows = Rows.images(x, y)
-    args = [x.ptr, x.image_stride, y.ptr, y.image_stride, mean.ptr, invstd.ptr, weight.ptr, bias.ptr]
-    kernels.launch("batchnorm_normalize", rows.blocks, [*args, sums.hw, *rows.args], stream)
+    _normalize(op, arrays, ("mean", "invstd"), kernels, stream)
 
 
 def batchnorm_inference(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
-    """y = weight * (x - running_mean) / sqrt(running_var + eps) + bias; y may be the bytes of x."""
-    x, y = rows_of(op, arrays, "x", "y")
-    constants = operands(op, arrays, "running_mean", "running_var", "weight", "bias")
-    rows = Rows.images(x, y)
-    args = [x.ptr, x.image_stride, y.ptr, y.image_stride, *(array.ptr for array in constants), op.attrs["eps"]]
-    kernels.launch("batchnorm_inference", rows.blocks, [*args, x.image_size // x.shape[1], *rows.args], stream)
+    """The same with running_mean and 1 / sqrt(running_var + eps); y may be the bytes of x or z."""
+    _normalize(op, arrays, ("running_mean", "running_var"), kernels, stream)
 
 
 def batchnorm_update_stats(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
@@ -59,26 +59,66 @@ def batchnorm_update_stats(op: Op, arrays: Arrays, kernels: Kernels, stream: Any
 
 
 def batchnorm_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
-    """With x' = (x - mean) * invstd: dbias = sum dy, dweight = sum dy * x', and, if dx is given,
-    dx = weight * invstd * (dy - (dbias + x' * dweight) / count). Each is added to what op accumulates."""
-    x, dy, mean, invstd, weight = rows_of(op, arrays, "x", "dy", "mean", "invstd", "weight")
-    dweight, dbias = operands(op, arrays, "dweight", "dbias")
-    sums = Channels.of(x, dy)
+    """With g = dy, or for "relu" dy where y > 0, else 0, and x' = (x - mean) * invstd: dbias = sum g,
+    dweight = sum g * x', dx = weight * invstd * (g - (dbias + x' * dweight) / count) if given, dz = g if given.
+
+    Each is added to what op accumulates. The sign of y is found from x and bias, or read from y where dz is written;
+    dz may be the bytes of dy.
+    """
+    mask = "" if "activation" not in op.attrs else "_by_x" if "dz" not in arrays else "_by_y"
+    named = {"": ("x", "dy"), "_by_x": ("x", "dy"), "_by_y": ("x", "dy", "y")}[mask]
+    batches = rows_of(op, arrays, *named, dtype=kernels.dtype)
+    mean, invstd, weight, dweight, dbias = operands(op, arrays, "mean", "invstd", "weight", "dweight", "dbias")
+    norm = [mean.ptr, invstd.ptr, weight.ptr]
+    if mask == "_by_x":
+        norm += [array.ptr for array in operands(op, arrays, "bias")]
+    term = rows_of(op, arrays, "dz", dtype=kernels.dtype) if mask == "_by_y" else []
+    sums = Channels.of(*batches, *term)
     partials = workspace(op, arrays, sums.partial_bytes + 8 * sums.channels)
     means = partials + sums.partial_bytes
-    pair = [x.ptr, x.image_stride, dy.ptr, dy.image_stride]
-    kernels.launch("batchnorm_gradient_sums", sums.blocks, [*pair, mean.ptr, *sums.args, partials], stream)
+    args = [*_places(*batches, *term), *(norm if mask == "_by_x" else norm[:1]), *sums.args, partials]
+    args += ["dz" in op.accumulate] if term else []
+    kernels.launch(f"batchnorm_gradient_sums{mask}", sums.blocks, args, stream)
     adds = ["dweight" in op.accumulate, "dbias" in op.accumulate]
     args = [partials, sums.splits, sums.channels, sums.count, invstd.ptr, dweight.ptr, dbias.ptr, means, *adds]
     kernels.launch("batchnorm_gradient_finish", join_blocks(sums.channels), args, stream)
     if "dx" not in arrays:
         return
-    (dx,) = rows_of(op, arrays, "dx")
-    rows = Rows.images(x, dy, dx)
-    args = [*pair, dx.ptr, dx.image_stride, mean.ptr, invstd.ptr, weight.ptr, means, sums.hw, *rows.args]
-    kernels.launch("batchnorm_gradient", rows.blocks, [*args, "dx" in op.accumulate], stream)
+    if term and "dz" not in op.accumulate:  # dz is g, wherever it lies
+        mask, batches = "", [batches[0], *term]
+    (dx,) = rows_of(op, arrays, "dx", dtype=kernels.dtype)
+    blocks, grid = _batch(*batches, dx)
+    args = [*_places(*batches, dx), *norm, means, *grid, "dx" in op.accumulate]
+    kernels.launch(f"batchnorm_gradient{mask}", blocks, args, stream)
 
 
 def batchnorm_bytes(shape: Shape, layout: str) -> int:
     """Bytes of workspace for x of `shape` in `layout`: the sums of each block, and two float32 a channel."""
     return channel_bytes(shape, layout) + 8 * shape[1]
+
+
+def _normalize(op: Op, arrays: Arrays, statistics: tuple[str, str], kernels: Kernels, stream: Any) -> None:
+    """The pass that writes y, by the mean and the invstd or variance so named."""
+    name, names = ("batchnorm_normalize_and_add", ("x", "z", "y")) if "z" in arrays else ("batchnorm_normalize", "xy")
+    batches = rows_of(op, arrays, *names, dtype=kernels.dtype)
+    norm = operands(op, arrays, *statistics, "weight", "bias")
+    floor = 0.0 if "activation" in op.attrs else -inf
+    blocks, grid = _batch(*batches)
+    how = [op.attrs["eps"], floor, op.kind == "batchnorm.inference"]
+    args = [*_places(*batches), *(array.ptr for array in norm), *how, *grid]
+    kernels.launch(name, blocks, args, stream)
+
+
+def _places(*batches: DeviceArray) -> list[int]:
+    """Address and stride of each."""
+    return [number for batch in batches for number in (batch.ptr, batch.image_stride)]
+
+
+def _batch(*batches: DeviceArray) -> tuple[int, list[int]]:
+    """Blocks of a kernel that maps these, and its hw, inner, chunks, count, width."""
+    found = Channels.of(*batches)
+    if found.hw == 1:
+        return found.blocks, [1, found.channels, found.splits, found.count, -found.width]
+    rows = Rows.images(*batches)
+    inner, chunks, width = rows.args
+    return rows.blocks, [found.hw, inner, chunks, rows.count, width]

@@ -19,8 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vdnn.errors import VdnnError
 from vdnn.runtime.backends.cuda.array import DeviceArray
 
+EXTERNAL = 1
+"""CU_EVENT_RECORD_EXTERNAL (CUDA driver API): a node of the graph; a plain record only orders what is captured."""
 Copy = tuple[int, int, int]
 """Device address, host address, bytes."""
 
@@ -50,6 +53,17 @@ class Upload:
     stage: Stage
     stream: Any
     graphs: int = 0
+
+
+def mark_replays(event: Any, stream: Any) -> None:
+    """While `stream` is captured: let every replay note the time at which it gets here in `event`.
+
+    Raises: VdnnError if the driver refuses (it is CUDA 11.1 or newer that can).
+    """
+    record = ctypes.CDLL("libcuda.so.1").cuEventRecordWithFlags
+    status = record(ctypes.c_void_p(event.ptr), ctypes.c_void_p(stream.ptr), ctypes.c_uint(EXTERNAL))
+    if status:
+        raise VdnnError(f"cuEventRecordWithFlags returned {status} within a capture; the driver is too old to time one")
 
 
 class Capture:
@@ -142,3 +156,8 @@ class CudaReplay:
             upload.stream.synchronize()
         for stage, out in zip(self.fetches, outs, strict=True):
             np.copyto(out, stage.array)
+
+    def relaunch(self) -> None:
+        """Queue the run once more with what was fed last, and wait for nothing."""
+        for graph in self.graphs:
+            graph.launch(self.stream)

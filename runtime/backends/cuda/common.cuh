@@ -1,4 +1,4 @@
-// What every kernel shares: types, the record of the step, loads of one or four numbers, and loops over rows.
+// What every kernel shares: the record of the step, loads of one number or of 16 bytes, and loops over rows.
 //
 // A tensor is an address and a stride: image n begins n * stride elements after the address, and its C*H*W numbers lie
 // close together in NCHW order, whether it is a whole tensor or some channels of a larger one. In NHWC a pixel is what
@@ -6,11 +6,6 @@
 // images are 64 bits wide; an index within one image, or within one channel of a batch, is below 2^31 (the host checks
 // that).
 // All blocks are one-dimensional, of THREADS threads.
-
-using u8 = unsigned char;
-using u32 = unsigned int;
-using u64 = unsigned long long;
-using i64 = long long;
 
 constexpr int THREADS = 256;
 constexpr int UNROLL = 4;  // loads that a thread starts before it waits for the first
@@ -23,26 +18,69 @@ struct StepRecord {
     u64 seed;
     u32 sample;
     u32 not_finite;
-    u32 reserved[8];
+    float unscale;
+    u32 reserved[7];
 };
 static_assert(sizeof(StepRecord) == 64, "the step record has 64 bytes");
 
 struct Source {
-    const float* data;
+    const Real* data;
     i64 stride;
 };
 
 __device__ __forceinline__ float not_a_number() { return __int_as_float(0x7fffffff); }
 
-// Four numbers at once, from 16 bytes that begin on 16, or from 4 on 4.
-__device__ __forceinline__ void load_four(const float* at, float (&out)[4]) {
-    const float4 four = *reinterpret_cast<const float4*>(at);
-    out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
+// WIDTH numbers at once, from an address that is a multiple of their bytes, or of 16.
+template <int WIDTH>
+__device__ __forceinline__ void load_all(const float* at, float (&out)[WIDTH]) {
+    static_assert(WIDTH % 4 == 0, "by 16 bytes");
+#pragma unroll
+    for (int w = 0; w < WIDTH; w += 4) {
+        const float4 four = *reinterpret_cast<const float4*>(at + w);
+        out[w] = four.x, out[w + 1] = four.y, out[w + 2] = four.z, out[w + 3] = four.w;
+    }
 }
 
-__device__ __forceinline__ void load_four(const u8* at, float (&out)[4]) {
-    const uchar4 four = *reinterpret_cast<const uchar4*>(at);
-    out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
+template <int WIDTH>
+__device__ __forceinline__ void load_all(const u8* at, u32 (&out)[WIDTH]) {
+    static_assert(WIDTH % 4 == 0, "by 4 bytes");
+    u32 word[WIDTH / 4];
+    if constexpr (WIDTH == 8) {
+        const uint2 two = *reinterpret_cast<const uint2*>(at);
+        word[0] = two.x, word[1] = two.y;
+    } else {
+#pragma unroll
+        for (int w = 0; w < WIDTH / 4; ++w) word[w] = reinterpret_cast<const u32*>(at)[w];
+    }
+#pragma unroll
+    for (int w = 0; w < WIDTH; ++w) out[w] = word[w / 4] >> (8 * (w % 4)) & 0xff;
+}
+
+template <int WIDTH>
+__device__ __forceinline__ void load_all(const u8* at, float (&out)[WIDTH]) {
+    u32 whole[WIDTH];
+    load_all(at, whole);
+#pragma unroll
+    for (int w = 0; w < WIDTH; ++w) out[w] = float(whole[w]);
+}
+
+// Of 16 bits each.
+template <int WIDTH, class T>
+__device__ __forceinline__ void load_all(const T* at, float (&out)[WIDTH]) {
+    static_assert(WIDTH == 2 || WIDTH == 4 || WIDTH % 8 == 0, "by 16 bytes, 8 or 4");
+    if constexpr (WIDTH == 2) {
+        T::unpack(*reinterpret_cast<const u32*>(at), out[0], out[1]);
+    } else if constexpr (WIDTH == 4) {
+        const uint2 two = *reinterpret_cast<const uint2*>(at);
+        T::unpack(two.x, out[0], out[1]), T::unpack(two.y, out[2], out[3]);
+    } else {
+#pragma unroll
+        for (int w = 0; w < WIDTH; w += 8) {
+            const uint4 four = *reinterpret_cast<const uint4*>(at + w);
+            T::unpack(four.x, out[w], out[w + 1]), T::unpack(four.y, out[w + 2], out[w + 3]);
+            T::unpack(four.z, out[w + 4], out[w + 5]), T::unpack(four.w, out[w + 6], out[w + 7]);
+        }
+    }
 }
 
 template <bool INSIDE, int WIDTH, class T>
@@ -51,39 +89,76 @@ __device__ __forceinline__ void load_each(const T* row, i64 i, i64 end, float (&
     for (int w = 0; w < WIDTH; ++w) out[w] = INSIDE || i + w < end ? float(row[i + w]) : 0.0f;
 }
 
-// WIDTH numbers from row[i] on; those from `end` on are 0. INSIDE says that there are none. By fours for WIDTH 4.
+// WIDTH numbers from row[i] on; those from `end` on are 0. INSIDE says that there are none. One by one for WIDTH 1.
 template <bool INSIDE, int WIDTH, class T>
 __device__ __forceinline__ void load(const T* row, i64 i, i64 end, float (&out)[WIDTH]) {
-    if constexpr (WIDTH != 4)
+    if constexpr (WIDTH == 1)
         load_each<INSIDE>(row, i, end, out);
     else if constexpr (INSIDE)
-        load_four(row + i, out);
-    else if (i + 4 <= end)
-        load_four(row + i, out);
+        load_all(row + i, out);
+    else if (i + WIDTH <= end)
+        load_all(row + i, out);
     else
         load_each<false>(row, i, end, out);
 }
 
-__device__ __forceinline__ void store_four(float* at, const float (&value)[4]) {
-    *reinterpret_cast<float4*>(at) = make_float4(value[0], value[1], value[2], value[3]);
+template <int WIDTH>
+__device__ __forceinline__ void store_all(float* at, const float (&value)[WIDTH]) {
+    static_assert(WIDTH % 4 == 0, "by 16 bytes");
+#pragma unroll
+    for (int w = 0; w < WIDTH; w += 4)
+        *reinterpret_cast<float4*>(at + w) = make_float4(value[w], value[w + 1], value[w + 2], value[w + 3]);
 }
 
-template <bool INSIDE, int WIDTH>
-__device__ __forceinline__ void store_each(float* row, i64 i, i64 end, const float (&value)[WIDTH]) {
+template <int WIDTH, class T>
+__device__ __forceinline__ void store_all(T* at, const float (&value)[WIDTH]) {
+    static_assert(WIDTH == 2 || WIDTH == 4 || WIDTH % 8 == 0, "by 16 bytes, 8 or 4");
+    u32 word[WIDTH / 2];
+#pragma unroll
+    for (int w = 0; w < WIDTH / 2; ++w) word[w] = T::pack(value[2 * w], value[2 * w + 1]);
+    if constexpr (WIDTH == 2) {
+        *reinterpret_cast<u32*>(at) = word[0];
+    } else if constexpr (WIDTH == 4) {
+        *reinterpret_cast<uint2*>(at) = make_uint2(word[0], word[1]);
+    } else {
+#pragma unroll
+        for (int w = 0; w < WIDTH / 2; w += 4)
+            *reinterpret_cast<uint4*>(at + 2 * w) = make_uint4(word[w], word[w + 1], word[w + 2], word[w + 3]);
+    }
+}
+
+// Of 8 bits each.
+template <int WIDTH>
+__device__ __forceinline__ void store_all(u8* at, const u32 (&value)[WIDTH]) {
+    static_assert(WIDTH % 4 == 0, "by 4 bytes");
+    u32 word[WIDTH / 4];
+#pragma unroll
+    for (int k = 0; k < WIDTH / 4; ++k)
+        word[k] = value[4 * k] | value[4 * k + 1] << 8 | value[4 * k + 2] << 16 | value[4 * k + 3] << 24;
+    if constexpr (WIDTH == 8) {
+        *reinterpret_cast<uint2*>(at) = make_uint2(word[0], word[1]);
+    } else {
+#pragma unroll
+        for (int k = 0; k < WIDTH / 4; ++k) reinterpret_cast<u32*>(at)[k] = word[k];
+    }
+}
+
+template <bool INSIDE, int WIDTH, class T>
+__device__ __forceinline__ void store_each(T* row, i64 i, i64 end, const float (&value)[WIDTH]) {
 #pragma unroll
     for (int w = 0; w < WIDTH; ++w)
         if (INSIDE || i + w < end) row[i + w] = value[w];
 }
 
 // WIDTH numbers to row[i] and on, as far as they lie before `end`.
-template <bool INSIDE, int WIDTH>
-__device__ __forceinline__ void store(float* row, i64 i, i64 end, const float (&value)[WIDTH]) {
-    if constexpr (WIDTH != 4)
+template <bool INSIDE, int WIDTH, class T>
+__device__ __forceinline__ void store(T* row, i64 i, i64 end, const float (&value)[WIDTH]) {
+    if constexpr (WIDTH == 1)
         store_each<INSIDE>(row, i, end, value);
     else if constexpr (INSIDE)
-        store_four(row + i, value);
-    else if (i + 4 <= end)
-        store_four(row + i, value);
+        store_all(row + i, value);
+    else if (i + WIDTH <= end)
+        store_all(row + i, value);
     else
         store_each<false>(row, i, end, value);
 }
@@ -94,6 +169,8 @@ struct Share {
     static constexpr i64 SIZE = i64(THREADS) * UNROLL * WIDTH;  // numbers of a chunk
     i64 row, start, first;
 
+    __device__ Share(i64 row, u32 chunk)
+        : row(row), start(i64(chunk) * SIZE), first(start + i64(threadIdx.x) * WIDTH) {}
     __device__ explicit Share(u32 chunks) {
         const u32 quotient = blockIdx.x / chunks;
         row = quotient;
@@ -108,7 +185,7 @@ struct Share {
 // y[row, i] = f(in[0][row, i], in[1][row, i], ...) for rows of `inner` numbers. y may be the bytes of any input.
 template <bool INSIDE, int WIDTH, int COUNT, class F>
 __device__ __forceinline__ void map_share(
-    const Share<WIDTH>& share, const Source (&in)[COUNT], float* y, i64 y_stride, i64 inner, F f) {
+    const Share<WIDTH>& share, const Source (&in)[COUNT], Real* y, i64 y_stride, i64 inner, F f) {
     float value[COUNT][UNROLL][WIDTH];
 #pragma unroll
     for (int j = 0; j < COUNT; ++j)
@@ -131,7 +208,7 @@ __device__ __forceinline__ void map_share(
 
 template <int WIDTH, int COUNT, class F>
 __device__ __forceinline__ void map_rows(
-    const Source (&in)[COUNT], float* y, i64 y_stride, i64 inner, u32 chunks, F f) {
+    const Source (&in)[COUNT], Real* y, i64 y_stride, i64 inner, u32 chunks, F f) {
     const Share<WIDTH> share(chunks);
     if (share.inside(inner))
         map_share<true>(share, in, y, y_stride, inner, f);
@@ -139,15 +216,30 @@ __device__ __forceinline__ void map_rows(
         map_share<false>(share, in, y, y_stride, inner, f);
 }
 
+// COUNT copies of a function, which need not have a state of its own to begin with.
+template <int COUNT, class F>
+struct Copies {
+    Copies<COUNT / 2, F> low, high;
+    __device__ explicit Copies(F f) : low(f), high(f) {}
+    __device__ F& operator[](int i) { return i < COUNT / 2 ? low[i] : high[i - COUNT / 2]; }
+};
+
+template <class F>
+struct Copies<1, F> {
+    F own;
+    __device__ explicit Copies(F f) : own(f) {}
+    __device__ F& operator[](int) { return own; }
+};
+
 // The same for many short rows, such as the pixels of NHWC. A thread has WIDTH columns, of UNROLL rows far from each
 // other, so that neighbours read neighbours; f.enter(column) comes before the first number of a column.
 template <int WIDTH, int COUNT, class F>
 __device__ __forceinline__ void map_short(
-    const Source (&in)[COUNT], float* y, i64 y_stride, u32 inner, u32 rows, F f) {
+    const Source (&in)[COUNT], Real* y, i64 y_stride, u32 inner, u32 rows, F f) {
     const u32 groups = inner / WIDTH, turns = (rows + UNROLL - 1) / UNROLL;
     const u32 unit = blockIdx.x * THREADS + threadIdx.x, first = unit / groups, column = (unit - first * groups) * WIDTH;
     if (first >= turns) return;
-    F own[4] = {f, f, f, f};
+    Copies<WIDTH, F> own(f);
 #pragma unroll
     for (int w = 0; w < WIDTH; ++w) own[w].enter(column + w);
     float value[COUNT][UNROLL][WIDTH] = {};
@@ -181,17 +273,17 @@ struct Plain {
     __device__ float operator()(const float (&v)[COUNT]) const { return f(v); }
 };
 
-// By fours where the host found every row aligned (`width` 4), else one by one (`width` 1). A negative width says that
-// rows are short; then `chunks` is how many there are.
+// By 16 bytes where the host found every row aligned (`width` WIDE), else one by one (`width` 1). A negative width says
+// that rows are short; then `chunks` is how many there are.
 template <int COUNT, class F>
 __device__ __forceinline__ void map(
-    const Source (&in)[COUNT], float* y, i64 y_stride, i64 inner, u32 chunks, int width, F f) {
-    if (width == 4)
-        map_rows<4>(in, y, y_stride, inner, chunks, f);
+    const Source (&in)[COUNT], Real* y, i64 y_stride, i64 inner, u32 chunks, int width, F f) {
+    if (width == WIDE)
+        map_rows<WIDE>(in, y, y_stride, inner, chunks, f);
     else if (width == 1)
         map_rows<1>(in, y, y_stride, inner, chunks, f);
-    else if (width == -4)
-        map_short<4>(in, y, y_stride, u32(inner), chunks, Plain<F>{f});
+    else if (width == -WIDE)
+        map_short<WIDE>(in, y, y_stride, u32(inner), chunks, Plain<F>{f});
     else
         map_short<1>(in, y, y_stride, u32(inner), chunks, Plain<F>{f});
 }

@@ -1,7 +1,7 @@
 // Copies and sums of two tensors; see copy.py. Rows of `inner` numbers, `chunks` blocks a row.
 
 extern "C" __global__ void __launch_bounds__(THREADS) copy_rows(
-    const float* x, i64 x_stride, float* y, i64 y_stride, i64 inner, u32 chunks, int width, int accumulate) {
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, i64 inner, u32 chunks, int width, int accumulate) {
     if (accumulate) {
         const Source in[] = {{x, x_stride}, {y, y_stride}};
         map(in, y, y_stride, inner, chunks, width, [](const float (&v)[2]) { return v[1] + v[0]; });
@@ -12,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy_rows(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) add_rows(
-    const float* a, i64 a_stride, const float* b, i64 b_stride, float* y, i64 y_stride, i64 inner, u32 chunks,
+    const Real* a, i64 a_stride, const Real* b, i64 b_stride, Real* y, i64 y_stride, i64 inner, u32 chunks,
     int width) {
     const Source in[] = {{a, a_stride}, {b, b_stride}};
     map(in, y, y_stride, inner, chunks, width, [](const float (&v)[2]) { return v[0] + v[1]; });

@@ -1,4 +1,4 @@
-"""Matrix products in fp32 or TF32 by cuBLAS on a workspace of ours, for the fully connected layers; can be captured.
+"""Matrix products by cuBLAS on a workspace of ours, for the fully connected layers; they can be captured.
 
     cublas = Cublas()
     cublas.bind(stream.ptr, workspace_ptr, workspace_bytes)
@@ -32,6 +32,14 @@ SIGNATURES: Mapping[str, tuple[Any, ...]] = {
     "cublasSetStream_v2": (ctypes.c_void_p, ctypes.c_void_p),
     "cublasSetWorkspace_v2": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t),
     "cublasSetMathMode": (ctypes.c_void_p, ctypes.c_int),
+    "cublasGemmEx": (
+        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),  # handle, transpose a and b
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int),  # m, n, k
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int),  # alpha, a with its type and row length
+        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),  # b
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int),  # beta, c
+        *(ctypes.c_int, ctypes.c_int),  # type of the sums, algorithm
+    ),
     "cublasSgemm_v2": (
         *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),  # handle, transpose a and b
         *(ctypes.c_int, ctypes.c_int, ctypes.c_int),  # m, n, k
@@ -42,9 +50,24 @@ SIGNATURES: Mapping[str, tuple[Any, ...]] = {
 }
 """Argument types of every function called here, from cublas_api.h of cuBLAS 13; all return cublasStatus_t."""
 
-PEDANTIC_MATH, TF32_MATH = 2, 3
+PEDANTIC_MATH, TF32_MATH, WIDE_SUMS_MATH = 2, 3, 16
 """CUBLAS_PEDANTIC_MATH: fp32 as it is written, no TF32 and no emulation, whatever the environment says.
-CUBLAS_TF32_TENSOR_OP_MATH: operands rounded to TF32 for the tensor cores, sums in fp32."""
+CUBLAS_TF32_TENSOR_OP_MATH: operands rounded to TF32 for the tensor cores, sums in fp32.
+CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: sums of 16-bit operands stay fp32 until they are stored."""
+
+MATH: Mapping[str, int] = {
+    "fp32": PEDANTIC_MATH,
+    "tf32": TF32_MATH,
+    "bf16": WIDE_SUMS_MATH,
+    "fp16": WIDE_SUMS_MATH,
+}
+"""cublasMath_t by precision."""
+
+DATA_TYPES: Mapping[str, int] = {"float32": 0, "float16": 2, "bfloat16": 14}
+"""cudaDataType_t by dtype."""
+
+COMPUTE_32F, GEMM_DEFAULT = 68, -1
+"""Values of cublasComputeType_t and cublasGemmAlgo_t."""
 
 STATUS: Mapping[int, tuple[str, str]] = {
     1: ("NOT_INITIALIZED", "cuBLAS found no usable GPU or driver; run vdnn doctor"),
@@ -87,12 +110,12 @@ def recommended_workspace_bytes(compute_major: int) -> int:
 class Cublas:
     """A cuBLAS context on the current device, on one stream and workspace at a time.
 
-    Products are fp32 without tensor cores, or with `tensor_cores` TF32.
+    precision: "fp32" for products without tensor cores, "tf32", "bf16" or "fp16".
 
     Creating one takes a GPU and some of its memory, which belongs to the context reserve.
     """
 
-    def __init__(self, library: CublasLibrary | None = None, *, tensor_cores: bool = False):
+    def __init__(self, library: CublasLibrary | None = None, *, precision: str = "fp32"):
         self.shared_library = library or load_cudnn().cublas
         for name, types in SIGNATURES.items():
             function = getattr(self.shared_library.dll, name)
@@ -100,7 +123,7 @@ class Cublas:
         pointer = ctypes.c_void_p()
         self._call("cublasCreate_v2", ctypes.byref(pointer))
         self.pointer: int | None = pointer.value
-        self._call("cublasSetMathMode", self.pointer, TF32_MATH if tensor_cores else PEDANTIC_MATH)
+        self._call("cublasSetMathMode", self.pointer, MATH[precision])
 
     def bind(self, stream: int, workspace_ptr: int, workspace_bytes: int) -> None:
         """Run later products on this cudaStream_t with this workspace, aligned to ALIGNMENT_BYTES.
@@ -123,33 +146,30 @@ class Cublas:
         transpose_a: bool = False,
         transpose_b: bool = False,
         accumulate: bool = False,
+        dtype: str = "float32",
+        out_dtype: str = "float32",
     ) -> None:
-        """c = a b, or c += a b, with c of shape (m, n) and sums over k; all float32, dense, row-major, on the device.
+        """c = a b, or c += a b, with c of shape (m, n) and sums over k in fp32; all dense, row-major, on the device.
 
         Args:
             a_ptr: address of a, shape (m, k); (k, m) in memory if transpose_a.
             b_ptr: address of b, shape (k, n); (n, k) in memory if transpose_b.
             c_ptr: address of c, which overlaps neither.
+            dtype: of a and b, "float32", "bfloat16" or "float16".
+            out_dtype: of c, the same or "float32".
         """
         # cuBLAS counts columns first, so that it sees the transpose of every array: cᵀ = bᵀ aᵀ
-        self._call(
-            "cublasSgemm_v2",
-            self.pointer,
-            int(transpose_b),
-            int(transpose_a),
-            n,
-            m,
-            k,
-            ctypes.byref(_ONE),
-            b_ptr,
-            k if transpose_b else n,
-            a_ptr,
-            m if transpose_a else k,
-            ctypes.byref(_ONE if accumulate else _ZERO),
-            c_ptr,
-            n,
-            about=f"c of shape ({m}, {n}) with sums over {k}",
-        )
+        head = (self.pointer, int(transpose_b), int(transpose_a), n, m, k, ctypes.byref(_ONE))
+        beta = ctypes.byref(_ONE if accumulate else _ZERO)
+        rows_b, rows_a = k if transpose_b else n, m if transpose_a else k
+        about = f"c of shape ({m}, {n}) with sums over {k}"
+        if dtype == out_dtype == "float32":
+            self._call("cublasSgemm_v2", *head, b_ptr, rows_b, a_ptr, rows_a, beta, c_ptr, n, about=about)
+            return
+        ab, c = DATA_TYPES[dtype], DATA_TYPES[out_dtype]
+        operands = (b_ptr, ab, rows_b, a_ptr, ab, rows_a, beta, c_ptr, c, n)
+        words = f"{about}, {dtype} to {out_dtype}"
+        self._call("cublasGemmEx", *head, *operands, COMPUTE_32F, GEMM_DEFAULT, about=words)
 
     def close(self) -> None:
         """Give the context back. A second call does nothing."""

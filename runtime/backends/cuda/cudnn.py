@@ -19,7 +19,7 @@ from typing import Any
 from vdnn.errors import VdnnError
 from vdnn.runtime.backends.cuda.libraries import CudnnLibrary, load_cudnn
 
-DATA_TYPES: Mapping[str, int] = {"float32": 0}
+DATA_TYPES: Mapping[str, int] = {"float32": 0, "float16": 2, "bfloat16": 9}
 """cudnnDataType_t by dtype."""
 
 FORMATS: Mapping[str, int] = {"NCHW": 0, "NHWC": 1}
@@ -27,7 +27,7 @@ FORMATS: Mapping[str, int] = {"NCHW": 0, "NHWC": 1}
 
 CROSS_CORRELATION, DEFAULT_MATH, FMA_MATH = 1, 0, 3
 """Values of cudnnConvolutionMode_t and cudnnMathType_t (FMA: fp32 without tensor cores; the
-default takes TF32 for float32 arrays on GPUs that have it)."""
+default takes TF32 for float32 arrays on GPUs that have it, and tensor cores for 16-bit ones)."""
 
 CODES: Mapping[str, Any] = {
     "p": ctypes.c_void_p,
@@ -212,7 +212,7 @@ class FilterDescriptor:
 class ConvolutionDescriptor:
     """Padding, stride and dilation (vertical, horizontal), groups; a cross-correlation summed in fp32.
 
-    Products are fp32 by FMA, or with `tensor_cores` TF32.
+    Products of float32 operands are fp32 by FMA, or with `tensor_cores` TF32; of 16-bit ones exact.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ from vdnn.runtime.backends.cuda.cudnn import Cudnn
 class Kind(IntEnum):
     """CUDNN_BACKEND_<name>_DESCRIPTOR."""
 
+    POINTWISE = 0
     CONVOLUTION = 1
     ENGINE = 2
     ENGINECFG = 3
@@ -30,6 +31,7 @@ class Kind(IntEnum):
     OPERATION_CONVOLUTION_FORWARD = 10
     OPERATION_CONVOLUTION_BACKWARD_FILTER = 11
     OPERATION_CONVOLUTION_BACKWARD_DATA = 12
+    OPERATION_POINTWISE = 13
     OPERATIONGRAPH = 15
     VARIANT_PACK = 16
     TENSOR = 17
@@ -41,6 +43,7 @@ class Type(IntEnum):
 
     HANDLE = 0
     DATA_TYPE = 1
+    BOOLEAN = 2
     INT64 = 3
     FLOAT = 4
     VOID_PTR = 6
@@ -48,6 +51,7 @@ class Type(IntEnum):
     HEUR_MODE = 8
     KNOB_TYPE = 9
     NUMERICAL_NOTE = 11
+    POINTWISE_MODE = 14
     BACKEND_DESCRIPTOR = 15
     BEHAVIOR_NOTE = 19
     INT32 = 23
@@ -57,6 +61,8 @@ class Type(IntEnum):
 class Attribute(IntEnum):
     """CUDNN_ATTR_<name>."""
 
+    POINTWISE_MODE = 0
+    POINTWISE_MATH_PREC = 1
     CONVOLUTION_COMP_TYPE = 100
     CONVOLUTION_CONV_MODE = 101
     CONVOLUTION_DILATIONS = 102
@@ -95,6 +101,10 @@ class Attribute(IntEnum):
     OPERATION_CONVOLUTION_BWD_FILTER_DW = 715
     OPERATION_CONVOLUTION_BWD_FILTER_X = 716
     OPERATION_CONVOLUTION_BWD_FILTER_DY = 717
+    OPERATION_POINTWISE_PW_DESCRIPTOR = 750
+    OPERATION_POINTWISE_XDESC = 751
+    OPERATION_POINTWISE_BDESC = 752
+    OPERATION_POINTWISE_YDESC = 753
     OPERATIONGRAPH_HANDLE = 800
     OPERATIONGRAPH_OPS = 801
     TENSOR_BYTE_ALIGNMENT = 900
@@ -102,6 +112,7 @@ class Attribute(IntEnum):
     TENSOR_DIMENSIONS = 902
     TENSOR_STRIDES = 903
     TENSOR_UNIQUE_ID = 906
+    TENSOR_IS_VIRTUAL = 907
     VARIANT_PACK_UNIQUE_IDS = 1000
     VARIANT_PACK_DATA_POINTERS = 1001
     VARIANT_PACK_WORKSPACE = 1003
@@ -116,6 +127,7 @@ class Attribute(IntEnum):
 
 # every other type is a C enumeration
 _CTYPES: Mapping[Type, Any] = {
+    Type.BOOLEAN: ctypes.c_bool,
     Type.INT64: ctypes.c_int64,
     Type.INT32: ctypes.c_int32,
     Type.FLOAT: ctypes.c_float,

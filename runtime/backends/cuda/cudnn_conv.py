@@ -6,16 +6,19 @@
     plan.run(handle, x_ptr, w_ptr, y_ptr, workspace_ptr, accumulate=False)
 
 x, y, dx and dy are whole or some channels of larger arrays, NCHW or NHWC; w and dw lie without gaps in the same layout.
-Products are fp32; an algorithm whose label ends in "+TF32" may round its operands to TF32 for the tensor cores.
+Products of float32 operands are fp32; an algorithm whose label ends in "+TF32" may round them to TF32 for the tensor
+cores. Those of 16-bit operands are exact. Sums are fp32 in any case.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Protocol
 
+from vdnn.layers.tensor import DTYPE_BYTES
 from vdnn.runtime.backends.cuda.cudnn import (
     ConvolutionDescriptor,
     CudnnError,
@@ -52,9 +55,11 @@ class ConvProblem:
         stride, padding, dilation: (vertical, horizontal).
         x_strides, y_strides: in elements, for (N, C, H, W); None for dense. Those of channels of a larger
             tensor are larger.
-        alignment: bytes that the address of every operand is a multiple of; a power of two, 4 at least.
-        dtype: of all operands and of the sums.
+        alignment: bytes that the address of every operand is a multiple of; a power of two, an element's at least.
+        dtype: of all operands, "float32", "bfloat16" or "float16"; sums are float32.
         layout: "NCHW", or "NHWC", in which filters lie as (K, R, S, C/groups).
+        epilogue: what forward does to its sums before they are stored: nothing, "relu", or "bias+relu".
+        channels: of wgrad, how many of the channels of w are wanted, the first ones; None for all.
     """
 
     direction: str
@@ -70,6 +75,20 @@ class ConvProblem:
     alignment: int = 16
     dtype: str = "float32"
     layout: str = "NCHW"
+    epilogue: str = ""
+    channels: int | None = None
+
+    @property
+    def plain(self) -> ConvProblem:
+        """The convolution alone, without its epilogue."""
+        return replace(self, epilogue="") if self.epilogue else self
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Of wgrad: bytes of what cuDNN writes where that is not dw itself, which is float32 of the wanted channels."""
+        if self.direction != "wgrad" or (self.dtype == "float32" and self.channels is None):
+            return 0
+        return prod(self.w) * DTYPE_BYTES[self.dtype]
 
     def strides(self) -> dict[str, Shape4]:
         """Strides in elements of "x", "w" and "y"."""
@@ -91,6 +110,8 @@ class ConvProblem:
             f"dilation {self.dilation}, groups {self.groups}, {self.dtype}"
             f"{'' if self.alignment == 16 else f', aligned to {self.alignment}'}"
             f"{'' if self.layout == 'NCHW' else f', {self.layout}'}"
+            f"{'' if not self.epilogue else f', {self.epilogue}'}"
+            f"{'' if self.channels is None else f', {self.channels} channels wanted'}"
         )
 
 
@@ -113,6 +134,7 @@ class ConvPlan(Protocol):
     def run(self, handle: Handle, a_ptr: int, b_ptr: int, out_ptr: int, workspace_ptr: int, accumulate: bool) -> None:
         """Start it on the handle's stream: out = conv(a, b), or out += conv(a, b); a, b, out are as in OPERANDS.
 
+        One that applies an epilogue takes the address of the bias, in the dtype of the problem, as one more argument.
         Device addresses; the workspace is aligned to 256 bytes, and 0 will do where it is empty. Can be captured.
         """
 
@@ -168,6 +190,10 @@ _DIRECTIONS: Mapping[str, _Direction] = {
     ),
 }
 
+TENSOR_CORE_ALGORITHMS = ("IMPLICIT_PRECOMP_GEMM", "ALGO_1")
+"""Those that cuDNN's documentation says run on tensor cores: of the others 16-bit operands have nothing to gain."""
+NCHW_ALGORITHMS = ("GEMM", "FFT", "FFT_TILING")
+"""Those that refuse channels that lie side by side."""
 TF32 = "+TF32"
 """End of the label of an algorithm that runs with the default math type instead of FMA."""
 
@@ -213,12 +239,12 @@ class LegacyPlan:
 def plans(handle: Handle, problem: ConvProblem, *, tensor_cores: bool = False) -> list[LegacyPlan]:
     """The named algorithms that state a workspace for `problem`, in cuDNN's order; with `tensor_cores` in TF32 too.
 
+    Those that are known not to serve its layout or dtype are not asked. An epilogue is left out: these have none.
     One that cuDNN refuses is not a candidate; if it refuses all, its first CudnnError is raised. A few accept here and
     refuse in `run`: a profile tries each once.
     """
     found, refused = [], []
-    names = _DIRECTIONS[problem.direction].algorithms
-    for label in (*names, *(f"{name}{TF32}" for name in names if tensor_cores)):
+    for label in _labels(problem, tensor_cores):
         try:
             found.append(plan(handle, problem, label))
         except CudnnError as error:
@@ -228,6 +254,15 @@ def plans(handle: Handle, problem: ConvProblem, *, tensor_cores: bool = False) -
     return found
 
 
+def _labels(problem: ConvProblem, tensor_cores: bool) -> list[str]:
+    names = list(_DIRECTIONS[problem.direction].algorithms)
+    if problem.dtype != "float32":
+        return [name for name in names if name in TENSOR_CORE_ALGORITHMS]
+    if problem.layout == "NHWC":
+        names = [name for name in names if name not in NCHW_ALGORITHMS]
+    return names + [f"{name}{TF32}" for name in names if tensor_cores]
+
+
 def plan(handle: Handle, problem: ConvProblem, algorithm: str) -> LegacyPlan:
     """The plan of one algorithm by its label; CudnnError if cuDNN refuses it, ValueError if there is no such label."""
     direction, name = _DIRECTIONS[problem.direction], algorithm.removesuffix(TF32)
@@ -235,7 +270,7 @@ def plan(handle: Handle, problem: ConvProblem, algorithm: str) -> LegacyPlan:
         known = ", ".join(direction.algorithms)
         raise ValueError(f"convolution {problem.direction} has no algorithm '{algorithm}', known: {known}")
     number, deterministic = direction.algorithms[name]
-    tensor_cores = algorithm != name
+    tensor_cores = algorithm != name or problem.dtype != "float32"
     api, strides = handle.api, problem.strides()
     operands: dict[str, TensorDescriptor | FilterDescriptor] = {
         "x": TensorDescriptor(api, problem.x, strides["x"], problem.dtype),

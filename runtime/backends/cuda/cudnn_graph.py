@@ -6,17 +6,21 @@
 
 A label names an engine and its knobs, which mean something for one cuDNN version only. With DeviceProperties in place
 of the handle the same calls list the plans of a GPU that is not there; such plans cannot run.
+
+The plans of a problem with an epilogue apply it: one graph of the convolution, the addition of a bias (K,) and a ReLU,
+between which nothing is stored. Their labels begin with "fused:". cuDNN 9.19 has its compiled kernels only for a bias
+in the dtype of the problem, and for a ReLU without bias none.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from vdnn.runtime.backends.cuda.cudnn import CROSS_CORRELATION, DATA_TYPES, CudnnError, Handle
 from vdnn.runtime.backends.cuda.cudnn_backend import Attribute, BackendDescriptor, DeviceProperties, Kind, Type
-from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvProblem
+from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvProblem, contiguous
 
 NUMERICAL_NOTES = (
     "TENSOR_CORE",
@@ -50,7 +54,14 @@ HEURISTICS: Mapping[str, int] = {"A": 3, "B": 1, "FALLBACK": 2}
 MOST_KNOBS, MOST_NOTES = 64, 32
 """Room for what an engine may list: 44 kinds of knobs and 10 notes in cuDNN 9.19."""
 
-_UNIQUE_IDS = {"x": 1, "w": 2, "y": 3}
+FUSED = "fused:"
+"""Beginning of the label of a plan that applies the epilogue of its problem."""
+
+POINTWISE: Mapping[str, int] = {"ADD": 0, "RELU_FWD": 100}
+"""CUDNN_POINTWISE_<name>."""
+
+_LABEL = re.compile(r"(?:fused:)?graph:eng(\d+)((?:_k\d+=-?\d+)*)")
+_UNIQUE_IDS = {"x": 1, "w": 2, "y": 3, "bias": 4, "sums": 5, "biased": 6}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +114,10 @@ _OPERATIONS: Mapping[str, _Operation] = {
 
 @dataclass(frozen=True, slots=True)
 class GraphPlan:
-    """A ConvPlan by one engine with its knobs; `workspace_bytes` is enough with and without accumulation."""
+    """A ConvPlan by one engine with its knobs; `workspace_bytes` is enough with and without accumulation.
+
+    One with an epilogue writes y anew, and so does a filter gradient that goes to a scratch: they cannot accumulate.
+    """
 
     algorithm: str
     workspace_bytes: int
@@ -112,12 +126,23 @@ class GraphPlan:
     problem: ConvProblem
     _plans: Mapping[bool, BackendDescriptor]
 
-    def run(self, handle: Handle, a_ptr: int, b_ptr: int, out_ptr: int, workspace_ptr: int, accumulate: bool) -> None:
+    def run(
+        self,
+        handle: Handle,
+        a_ptr: int,
+        b_ptr: int,
+        out_ptr: int,
+        workspace_ptr: int,
+        accumulate: bool,
+        bias_ptr: int = 0,
+    ) -> None:
         """As ConvPlan.run."""
-        names = OPERANDS[self.problem.direction]
+        pointers = dict(zip(OPERANDS[self.problem.direction], (a_ptr, b_ptr, out_ptr), strict=True))
+        if self.problem.epilogue == "bias+relu":
+            pointers["bias"] = bias_ptr
         pack = BackendDescriptor(handle.api, Kind.VARIANT_PACK, str(self.problem))
-        pack.set(Attribute.VARIANT_PACK_UNIQUE_IDS, Type.INT64, *(_UNIQUE_IDS[name] for name in names))
-        pack.set(Attribute.VARIANT_PACK_DATA_POINTERS, Type.VOID_PTR, a_ptr, b_ptr, out_ptr)
+        pack.set(Attribute.VARIANT_PACK_UNIQUE_IDS, Type.INT64, *(_UNIQUE_IDS[name] for name in pointers))
+        pack.set(Attribute.VARIANT_PACK_DATA_POINTERS, Type.VOID_PTR, *pointers.values())
         pack.set(Attribute.VARIANT_PACK_WORKSPACE, Type.VOID_PTR, workspace_ptr or None)
         pack.finalize()
         arguments = (handle.pointer, self._plans[accumulate].pointer, pack.pointer)
@@ -129,26 +154,23 @@ def plans(
     problem: ConvProblem,
     *,
     tensor_cores: bool = False,
-    runtime_compiled: bool = False,
+    runtime_compiled: int = 0,
+    most: int | None = None,
 ) -> list[GraphPlan]:
     """The plans that cuDNN's heuristics name for `problem` and that can be built, in their order.
 
     Args:
-        tensor_cores: also those whose arithmetic is noted as below fp32 (TF32).
-        runtime_compiled: also those whose kernels NVRTC compiles now, which takes seconds each.
+        tensor_cores: also those whose arithmetic is noted as below fp32 (TF32), and all that take 16-bit operands.
+        runtime_compiled: if there are no others, at most so many of those whose kernels NVRTC compiles now, which takes
+            a second or more each, at every start.
+        most: plans to build, the first ones; None for all. To build one takes time too.
     """
     convolution = _Convolution(target, problem)
-    unwanted = (frozenset() if tensor_cores else INEXACT) | (
-        frozenset() if runtime_compiled else {"RUNTIME_COMPILATION"}
-    )
-    found = []
-    for label, notes in convolution.suggestions():
-        if unwanted.isdisjoint(notes):
-            try:
-                found.append(convolution.plan(label))
-            except CudnnError:  # the heuristics also name engines that refuse to be built
-                continue
-    return found
+    wanted = [(label, notes) for label, notes in convolution.suggestions() if tensor_cores or INEXACT.isdisjoint(notes)]
+    found = convolution.built((label for label, notes in wanted if "RUNTIME_COMPILATION" not in notes), most)
+    if found or not runtime_compiled:
+        return found
+    return convolution.built((label for label, notes in wanted if "RUNTIME_COMPILATION" in notes), runtime_compiled)
 
 
 def plan(target: Handle | DeviceProperties, problem: ConvProblem, algorithm: str) -> GraphPlan:
@@ -157,11 +179,12 @@ def plan(target: Handle | DeviceProperties, problem: ConvProblem, algorithm: str
 
 
 class _Convolution:
-    """The two operation graphs of a problem, out = conv(a, b) and out += conv(a, b), and the plans for them."""
+    """The operation graphs of a problem, out = conv(a, b) and where it can out += conv(a, b), and their plans."""
 
     def __init__(self, target: Handle | DeviceProperties, problem: ConvProblem):
         self.target, self.problem, self.words = target, problem, str(problem)
-        self.graphs = {accumulate: self._graph(accumulate) for accumulate in (False, True)}
+        anew = bool(problem.epilogue or problem.scratch_bytes)
+        self.graphs = {accumulate: self._graph(accumulate) for accumulate in ((False,) if anew else (False, True))}
 
     def suggestions(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Labels and notes of the engine configurations that the heuristics name, each once."""
@@ -181,12 +204,25 @@ class _Convolution:
             count = heuristics.count(results, Type.BACKEND_DESCRIPTOR)
             for config in heuristics.get_descriptors(results, Kind.ENGINECFG, count):
                 label, notes = _describe(config)
+                label = f"{FUSED}{label}" if self.problem.epilogue else label
                 if label not in seen:
                     seen.add(label)
                     yield label, notes
 
+    def built(self, labels: Iterable[str], limit: int | None) -> list[GraphPlan]:
+        """The plans of those of these labels that can be built, the first `limit` of them."""
+        found: list[GraphPlan] = []
+        for label in labels:
+            if len(found) == limit:
+                break
+            try:
+                found.append(self.plan(label))
+            except CudnnError:  # the heuristics also name engines that refuse to be built
+                continue
+        return found
+
     def plan(self, label: str) -> GraphPlan:
-        """The plan of an engine with its knobs, for both graphs."""
+        """The plan of an engine with its knobs, for every graph."""
         configs = {accumulate: self._config(graph, label) for accumulate, graph in self.graphs.items()}
         notes = _describe(configs[False])[1]
         built = {}
@@ -212,17 +248,44 @@ class _Convolution:
 
     def _graph(self, accumulate: bool) -> BackendDescriptor:
         problem, operation = self.problem, _OPERATIONS[self.problem.direction]
+        tensors = {name: self._tensor(name) for name in ("x", "w", "y")}
+        operations: list[BackendDescriptor] = []
+        if problem.epilogue:
+            tensors["y"], operations = self._epilogue(tensors["y"])
         descriptor = self._new(operation.kind)
         descriptor.set(operation.alpha, Type.FLOAT, 1.0)
         descriptor.set(operation.beta, Type.FLOAT, 1.0 if accumulate else 0.0)
         descriptor.set(operation.convolution, Type.BACKEND_DESCRIPTOR, self._convolution())
-        for name, shape in {"x": problem.x, "w": problem.w, "y": problem.y}.items():
-            tensor = self._tensor(name, shape)
+        for name, tensor in tensors.items():
             descriptor.set(operation.tensors[name], Type.BACKEND_DESCRIPTOR, tensor)
         graph = self._new(Kind.OPERATIONGRAPH)
-        graph.set(Attribute.OPERATIONGRAPH_OPS, Type.BACKEND_DESCRIPTOR, descriptor.finalize())
+        graph.set(Attribute.OPERATIONGRAPH_OPS, Type.BACKEND_DESCRIPTOR, descriptor.finalize(), *operations)
         self._attach(graph, Attribute.OPERATIONGRAPH_HANDLE, None)
         return graph.finalize()
+
+    def _epilogue(self, y: BackendDescriptor) -> tuple[BackendDescriptor, list[BackendDescriptor]]:
+        """The tensor of the sums, which is never stored, and the operations that make `y` of it."""
+        sums = rest = self._tensor("sums")
+        operations = []
+        if self.problem.epilogue == "bias+relu":
+            rest = self._tensor("biased")
+            operations.append(self._pointwise("ADD", sums, rest, self._tensor("bias")))
+        return sums, [*operations, self._pointwise("RELU_FWD", rest, y)]
+
+    def _pointwise(
+        self, mode: str, x: BackendDescriptor, y: BackendDescriptor, b: BackendDescriptor | None = None
+    ) -> BackendDescriptor:
+        """y = mode(x) or mode(x, b), in fp32."""
+        pointwise = self._new(Kind.POINTWISE)
+        pointwise.set(Attribute.POINTWISE_MODE, Type.POINTWISE_MODE, POINTWISE[mode])
+        pointwise.set(Attribute.POINTWISE_MATH_PREC, Type.DATA_TYPE, DATA_TYPES["float32"])
+        operation = self._new(Kind.OPERATION_POINTWISE)
+        operation.set(Attribute.OPERATION_POINTWISE_PW_DESCRIPTOR, Type.BACKEND_DESCRIPTOR, pointwise.finalize())
+        operation.set(Attribute.OPERATION_POINTWISE_XDESC, Type.BACKEND_DESCRIPTOR, x)
+        operation.set(Attribute.OPERATION_POINTWISE_YDESC, Type.BACKEND_DESCRIPTOR, y)
+        if b is not None:
+            operation.set(Attribute.OPERATION_POINTWISE_BDESC, Type.BACKEND_DESCRIPTOR, b)
+        return operation.finalize()
 
     def _convolution(self) -> BackendDescriptor:
         problem = self.problem
@@ -236,18 +299,25 @@ class _Convolution:
         descriptor.set(Attribute.CONVOLUTION_DILATIONS, Type.INT64, *problem.dilation)
         return descriptor.finalize()
 
-    def _tensor(self, name: str, shape: tuple[int, ...]) -> BackendDescriptor:
+    def _tensor(self, name: str) -> BackendDescriptor:
+        problem = self.problem
+        filters, virtual = problem.y[1], name in ("sums", "biased")
+        shape = {"x": problem.x, "w": problem.w, "bias": (1, filters, 1, 1)}.get(name, problem.y)
+        strides = {**problem.strides(), "bias": contiguous((1, filters, 1, 1), problem.layout)}
         descriptor = self._new(Kind.TENSOR)
-        descriptor.set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[self.problem.dtype])
+        dtype = "float32" if virtual else problem.dtype
+        descriptor.set(Attribute.TENSOR_DATA_TYPE, Type.DATA_TYPE, DATA_TYPES[dtype])
         descriptor.set(Attribute.TENSOR_DIMENSIONS, Type.INT64, *shape)
-        descriptor.set(Attribute.TENSOR_STRIDES, Type.INT64, *self.problem.strides()[name])
+        descriptor.set(Attribute.TENSOR_STRIDES, Type.INT64, *strides.get(name, strides["y"]))
         descriptor.set(Attribute.TENSOR_UNIQUE_ID, Type.INT64, _UNIQUE_IDS[name])
-        descriptor.set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, self.problem.alignment)
+        descriptor.set(Attribute.TENSOR_BYTE_ALIGNMENT, Type.INT64, problem.alignment)
+        if virtual:
+            descriptor.set(Attribute.TENSOR_IS_VIRTUAL, Type.BOOLEAN, True)
         return descriptor.finalize()
 
     def _config(self, graph: BackendDescriptor, label: str) -> BackendDescriptor:
-        match = re.fullmatch(r"graph:eng(\d+)((?:_k\d+=-?\d+)*)", label)
-        if match is None:
+        match = _LABEL.fullmatch(label)
+        if match is None or label.startswith(FUSED) != bool(self.problem.epilogue):
             raise ValueError(f"'{label}' is not a label of the graph API; expected one like graph:eng70_k2=12_k18=0")
         engine = self._new(Kind.ENGINE, label)
         engine.set(Attribute.ENGINE_OPERATION_GRAPH, Type.BACKEND_DESCRIPTOR, graph)

@@ -20,7 +20,7 @@ __device__ __forceinline__ Words philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, 
 // image a thread, those of one counter. `width` 4: every image begins on 16 bytes in x and in y.
 template <int WIDTH>
 __device__ __forceinline__ void drop(
-    const float* x, float* y, u32 first, u32 inner, const Words& words, u64 threshold, float scale, int accumulate) {
+    const Real* x, Real* y, u32 first, u32 inner, const Words& words, u64 threshold, float scale, int accumulate) {
 #pragma unroll
     for (int i = 0; i < 4; i += WIDTH) {
         float value[WIDTH], held[WIDTH] = {};
@@ -36,7 +36,7 @@ __device__ __forceinline__ void drop(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) dropout(
-    const float* x, i64 x_stride, float* y, i64 y_stride, const StepRecord* step, u32 inner, u32 chunks, int width,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, const StepRecord* step, u32 inner, u32 chunks, int width,
     u32 key, u64 threshold, float scale, int accumulate) {
     const u32 image = blockIdx.x / chunks;
     const u32 counter = (blockIdx.x - image * chunks) * THREADS + threadIdx.x, first = 4 * counter;
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout(
 // The same in NHWC: a number a thread, in the order of memory. Each takes its word of the counter that its logical place
 // in the image, of hw pixels, has. Pixels are `*_stride` elements apart.
 extern "C" __global__ void __launch_bounds__(THREADS) dropout_pixels(
-    const float* x, i64 x_stride, float* y, i64 y_stride, const StepRecord* step, u32 hw, u32 channels, u32 pixels,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, const StepRecord* step, u32 hw, u32 channels, u32 pixels,
     u32 key, u64 threshold, float scale, int accumulate) {
     const u32 unit = blockIdx.x * THREADS + threadIdx.x, pixel = unit / channels, c = unit - pixel * channels;
     if (pixel >= pixels) return;
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout_pixels(
     const u64 seed = step->seed;
     const Words words =
         philox(place / 4, step->sample + image, u32(step->step), key, u32(seed), u32(seed >> 32));
-    float* target = y + i64(pixel) * y_stride + c;
+    Real* target = y + i64(pixel) * y_stride + c;
     const float kept = words.word[place % 4] >= threshold ? x[i64(pixel) * x_stride + c] * scale : 0.0f;
     *target = accumulate ? *target + kept : kept;
 }

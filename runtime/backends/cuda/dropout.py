@@ -2,8 +2,8 @@
 
     dropout_forward(op, {"x": x, "step": record, "y": y}, kernels, stream)
 
-x, y, dy, dx (N, ...) of equal size, float32, any of them channels of a larger tensor; y may be the bytes of x, dx those
-of dy. step: the 64-byte record of vdnn.runtime.step. op.attrs: p and key.
+x, y, dy, dx (N, ...) of equal size, activations, any of them channels of a larger tensor; y may be the bytes of x, dx
+those of dy. step: the 64-byte record of vdnn.runtime.step. op.attrs: p and key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,19 @@ from math import ceil
 from typing import Any
 
 from vdnn.layers.op import Op
-from vdnn.runtime.backends.cuda.launch import THREADS, Arrays, Kernels, Rows, all_channels_last, check_index, operands
+from vdnn.runtime.backends.cuda.launch import (
+    THREADS,
+    Arrays,
+    Kernels,
+    Rows,
+    all_channels_last,
+    by,
+    check_index,
+    operands,
+)
+
+FOUR = 4
+"""Numbers of a counter."""
 
 
 def dropout_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
@@ -26,7 +38,7 @@ def dropout_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> N
 
 
 def _drop(op: Op, arrays: Arrays, source: str, target: str, kernels: Kernels, stream: Any) -> None:
-    x, y = operands(op, arrays, source, target)
+    x, y = operands(op, arrays, source, target, dtype=kernels.dtype)
     p, step = op.attrs["p"], arrays["step"].ptr
     rule = [op.attrs["key"], ceil(p * 2**32), 1 / (1 - p), bool(op.accumulate)]
     if all_channels_last(op, x, y):
@@ -36,6 +48,7 @@ def _drop(op: Op, arrays: Arrays, source: str, target: str, kernels: Kernels, st
         kernels.launch("dropout_pixels", blocks, [*args, *rule], stream)
         return
     rows = Rows.images(x, y)
-    chunks = rows.chunks(4 * THREADS)
-    args = [x.ptr, x.image_stride, y.ptr, y.image_stride, step, rows.inner, chunks, rows.width]
+    chunks = rows.chunks(FOUR * THREADS)
+    args = [x.ptr, x.image_stride, y.ptr, y.image_stride, step, rows.inner, chunks]
+    args += [FOUR if by(FOUR, x, y, rows=rows.count) else 1]
     kernels.launch("dropout", rows.count * chunks, [*args, *rule], stream)

@@ -1,15 +1,15 @@
 """A few results of a convolution in float64, against which a plan's error is measured.
 
-    pieces = exact_pieces(problem, read)        # read(role, image, channel, channels) -> float32 array
+    pieces = exact_pieces(problem, read, repeat)    # read(role, image, channel, channels) -> float32 array
     [(piece.place, piece.values) for piece in pieces]
 
 forward and dgrad: whole planes, of the first and the last image; wgrad: whole filters. The sums are written out by
-their definition, one filter tap at a time. Few numbers, but over all images, rows and columns that they depend on.
+their definition. Few numbers, but over all images, rows and columns that they depend on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -36,10 +36,18 @@ class Piece:
     values: Array
 
 
-def exact_pieces(problem: ConvProblem, read: Read) -> list[Piece]:
-    """The pieces of one problem, whose operands `read` tells."""
+def exact_pieces(problem: ConvProblem, read: Read, repeat: int | None = None) -> list[Piece]:
+    """The pieces of one problem without its epilogue, whose operands `read` tells.
+
+    repeat: if image n + repeat of x and y equals image n; a filter gradient then reads no more than `repeat` images.
+    """
     chosen = places(problem)
-    return [Piece(*pair) for pair in zip(chosen, _DIRECTIONS[problem.direction](problem, read, chosen), strict=True)]
+    if problem.direction == "wgrad":
+        found = _wgrad(problem, read, chosen, repeat or problem.x[0])
+    else:
+        one = {"forward": _forward, "dgrad": _dgrad}[problem.direction]
+        found = [one(problem, read, *place) for place in chosen]
+    return [Piece(*pair) for pair in zip(chosen, found, strict=True)]
 
 
 def places(problem: ConvProblem) -> list[tuple[int, int]]:
@@ -94,21 +102,22 @@ def _dgrad(problem: ConvProblem, read: Read, n: int, c: int) -> Array:
     return dx[pad_v : pad_v + height, pad_h : pad_h + width]
 
 
-def _wgrad(problem: ConvProblem, read: Read, chosen: Sequence[Place]) -> list[Array]:
-    """Image by image, as one may be long in coming."""
+def _wgrad(problem: ConvProblem, read: Read, chosen: Sequence[Place], repeat: int) -> list[Array]:
+    """Image by image, of which no more than one channel is read; all taps of a filter at once."""
+    images = problem.x[0]
     found = [np.zeros(problem.w[2:]) for _ in chosen]
-    for n in range(problem.x[0]):
+    for n in range(min(images, repeat)):
+        times = len(range(n, images, repeat))
         for dw, (k, c) in zip(found, chosen, strict=True):
             group = k // (problem.w[0] // problem.groups)
             x = _padded(problem, read("x", n, group * problem.w[1] + c, 1))[0]
             dy = read("y", n, k, 1)[0].astype(np.float64)
-            for r, s, rows, columns in _taps(problem):
-                dw[r, s] += np.einsum("pq,pq->", x[rows, columns], dy)
+            dw += times * np.einsum("rspq,pq->rs", _windows(problem, x), dy)
     return found
 
 
-_DIRECTIONS: Mapping[str, Callable[[ConvProblem, Read, Sequence[Place]], list[Array]]] = {
-    "forward": lambda problem, read, chosen: [_forward(problem, read, n, k) for n, k in chosen],
-    "dgrad": lambda problem, read, chosen: [_dgrad(problem, read, n, c) for n, c in chosen],
-    "wgrad": _wgrad,
-}
+def _windows(problem: ConvProblem, x: Array) -> Array:
+    """What every tap (r, s) meets of one padded plane, a view of shape (R, S, P, Q)."""
+    (v, h), (dil_v, dil_h), (row, column) = problem.stride, problem.dilation, x.strides
+    steps = (dil_v * row, dil_h * column, v * row, h * column)
+    return np.lib.stride_tricks.as_strided(x, (*problem.w[2:], *problem.y[2:]), steps, writeable=False)

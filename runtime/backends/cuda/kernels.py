@@ -1,6 +1,6 @@
 """vdnn's own CUDA kernels, compiled once, and the function that launches each op kind.
 
-    kernels = KernelSet()
+    kernels = KernelSet("bfloat16")
     kernels.load()
     CUDA_KERNELS[op.kind](op, arrays, kernels, stream)
 
@@ -23,15 +23,16 @@ from vdnn.runtime.backends.cuda.batchnorm import (
     batchnorm_inference,
     batchnorm_update_stats,
 )
-from vdnn.runtime.backends.cuda.bias import bias_forward, bias_gradient, channel_bytes
+from vdnn.runtime.backends.cuda.bias import bias_forward, bias_gradient, channel_bytes, relu_bias_backward
 from vdnn.runtime.backends.cuda.copy import add_forward, copy_forward
 from vdnn.runtime.backends.cuda.dropout import dropout_backward, dropout_forward
 from vdnn.runtime.backends.cuda.launch import INDEX_LIMIT, THREADS, Arrays, Kernels
 from vdnn.runtime.backends.cuda.layout import input_normalize, layout_transform
 from vdnn.runtime.backends.cuda.lrn import lrn_backward, lrn_forward
 from vdnn.runtime.backends.cuda.pool import pool_backward, pool_forward
+from vdnn.runtime.backends.cuda.prepare import filter_prepare
 from vdnn.runtime.backends.cuda.relu import relu_backward, relu_forward
-from vdnn.runtime.backends.cuda.sgd import sgd_update
+from vdnn.runtime.backends.cuda.sgd import sgd_update, sgd_update_all
 from vdnn.runtime.backends.cuda.softmax_loss import softmax_loss_backward, softmax_loss_forward
 from vdnn.runtime.backends.cuda.source import OPTIONS, convert, signatures, source
 
@@ -39,12 +40,14 @@ CudaKernel = Callable[[Op, Arrays, Kernels, Any], None]
 
 CUDA_KERNELS: Mapping[str, CudaKernel] = {
     "input.normalize": input_normalize,
+    "filter.prepare": filter_prepare,
     "conv.forward": bias_forward,
     "conv.bgrad": bias_gradient,
     "pool.forward": pool_forward,
     "pool.backward": pool_backward,
     "relu.forward": relu_forward,
     "relu.backward": relu_backward,
+    "relu.bias_backward": relu_bias_backward,
     "lrn.forward": lrn_forward,
     "lrn.backward": lrn_backward,
     "linear.forward": bias_forward,
@@ -61,11 +64,13 @@ CUDA_KERNELS: Mapping[str, CudaKernel] = {
     "softmax_loss.forward": softmax_loss_forward,
     "softmax_loss.backward": softmax_loss_backward,
     "sgd.update": sgd_update,
+    "sgd.update_all": sgd_update_all,
 }
 
 _WORKSPACES: Mapping[str, tuple[str, Callable[[Shape, str], int]]] = {
     "conv.bgrad": ("dy", channel_bytes),
     "linear.bgrad": ("dy", channel_bytes),
+    "relu.bias_backward": ("dy", channel_bytes),
     "batchnorm.forward": ("x", batchnorm_bytes),
     "batchnorm.backward": ("x", batchnorm_bytes),
 }
@@ -73,8 +78,8 @@ _WORKSPACES: Mapping[str, tuple[str, Callable[[Shape, str], int]]] = {
 
 
 def workspace_bytes(kind: str, shapes: Mapping[str, Shape], layout: str = "NCHW") -> int:
-    """Bytes that an op of this kind needs as its `workspace`, for sums on their way: 0 for most, else 1 MiB at most
-    up to 25,000 channels.
+    """Bytes that an op of this kind needs as its `workspace`, for sums on their way: 0 for most, else about 2 MiB
+    at most up to 100,000 channels, but for batches of more than 2 GiB.
 
     shapes: by argument name. layout: of batches of images.
     """
@@ -87,28 +92,33 @@ def workspace_bytes(kind: str, shapes: Mapping[str, Shape], layout: str = "NCHW"
 class KernelSet:
     """The kernels of the `.cu` files on the current GPU; CuPy compiles them and keeps the result on disk.
 
+    Args:
+        dtype: of activations and their gradients, a key of source.STORAGE.
+
     Attributes:
         registers: kernel → registers a thread, once loaded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: str = "float32") -> None:
+        self.dtype = dtype
         self.registers: dict[str, int] = {}
-        self._signatures = signatures(source())
+        self._signatures = signatures(source(dtype))
         self._functions: dict[str, Any] = {}
 
     def load(self) -> None:
         """Compile, and have the driver load every kernel now, as it must not while a graph is captured."""
         import cupy
 
-        module = cupy.RawModule(code=source(), options=OPTIONS)
+        module = cupy.RawModule(code=source(self.dtype), options=OPTIONS)
         for name in self._signatures:
             self._functions[name] = module.get_function(name)
             self.registers[name] = int(self._functions[name].num_regs)
 
-    def launch(self, name: str, blocks: int, args: Sequence[float], stream: Any) -> None:
+    def launch(self, name: str, blocks: int, args: Sequence[Any], stream: Any) -> None:
         """Queue kernel `name` in `blocks` blocks of THREADS threads on `stream` (a cupy stream).
 
-        args: in the order of the kernel's signature; addresses as int, flags as bool.
+        args: in the order of the kernel's signature; addresses as int, flags as bool, tables as NumPy arrays of one
+            element.
         """
         if not self._functions:
             self.load()

@@ -21,6 +21,8 @@ Arrays = Mapping[str, DeviceArray]
 _CONSTANTS = constants(source())
 THREADS, UNROLL, LANES, COLUMNS = (_CONSTANTS[name] for name in ("THREADS", "UNROLL", "LANES", "COLUMNS"))
 POOL_GROUP, POOL_ROWS = (_CONSTANTS[name] for name in ("POOL_GROUP", "POOL_ROWS"))
+WIDE_BYTES = 16
+"""Of a load or store of a thread, where alignment allows it."""
 INDEX_LIMIT = 2**31
 """Numbers of one image, or of one channel of a batch, must be fewer."""
 
@@ -28,12 +30,19 @@ INDEX_LIMIT = 2**31
 class Kernels(Protocol):
     """What runs kernels by name: `KernelSet` on a GPU."""
 
-    def launch(self, name: str, blocks: int, args: Sequence[float], stream: Any) -> None:
+    @property
+    def dtype(self) -> str:
+        """Of activations and their gradients, for which the kernels are compiled."""
+
+    def launch(self, name: str, blocks: int, args: Sequence[Any], stream: Any) -> None:
         """Queue kernel `name` in `blocks` blocks of THREADS threads; args in the order of its signature."""
 
 
 def operands(op: Op, arrays: Arrays, *names: str, dtype: str = "float32") -> list[DeviceArray]:
-    """The arrays of these arguments; VdnnError if one has another dtype, or gaps within its images or pixels."""
+    """The arrays of these arguments; VdnnError if one has another dtype, or gaps within its images or pixels.
+
+    dtype: kernels.dtype for activations and their gradients; parameters, their gradients and sums are float32.
+    """
     found = [arrays[name] for name in names]
     for name, array in zip(names, found, strict=True):
         whole = array.has_whole_pixels if array.is_channels_last else array.has_whole_images
@@ -46,9 +55,9 @@ def operands(op: Op, arrays: Arrays, *names: str, dtype: str = "float32") -> lis
     return found
 
 
-def rows_of(op: Op, arrays: Arrays, *names: str) -> list[DeviceArray]:
+def rows_of(op: Op, arrays: Arrays, *names: str, dtype: str = "float32") -> list[DeviceArray]:
     """`operands`, of which batches in NHWC become rows of channels, (N * H * W, C): a pixel is an image of one."""
-    return [array.pixels() if array.is_channels_last else array for array in operands(op, arrays, *names)]
+    return [array.pixels() if array.is_channels_last else array for array in operands(op, arrays, *names, dtype=dtype)]
 
 
 def all_channels_last(op: Op, *tensors: DeviceArray) -> bool:
@@ -59,15 +68,27 @@ def all_channels_last(op: Op, *tensors: DeviceArray) -> bool:
     return found == {True}
 
 
-def pixel_width(*tensors: DeviceArray) -> int:
-    """How many channels of a pixel a thread loads at once, 4 or 1, of batches in NHWC of as many channels."""
-    aligned = all(t.ptr % (4 * t.itemsize) == 0 and t.pixel_stride % 4 == 0 for t in tensors)
-    return 4 if aligned and tensors[0].shape[1] % 4 == 0 else 1
+def wide(*tensors: DeviceArray) -> int:
+    """Numbers that a thread loads at once where it can: WIDE of real.cuh, 16 bytes of the largest type among these."""
+    return WIDE_BYTES // max(tensor.itemsize for tensor in tensors)
 
 
-def by_fours(*tensors: DeviceArray, rows: int) -> bool:
-    """Whether every one of `rows` images of each tensor begins where four numbers can be loaded at once."""
-    return all(t.ptr % (4 * t.itemsize) == 0 and (rows == 1 or t.image_stride % 4 == 0) for t in tensors)
+def pixel_width(*tensors: DeviceArray, width: int | None = None) -> int:
+    """How many channels of a pixel a thread loads at once, `width` (`wide` if None) or 1, of batches in NHWC of as many
+    channels."""
+    width = width or wide(*tensors)
+    aligned = all(t.ptr % (width * t.itemsize) == 0 and t.pixel_stride % width == 0 for t in tensors)
+    return width if aligned and tensors[0].shape[1] % width == 0 else 1
+
+
+def by_wide(*tensors: DeviceArray, rows: int) -> bool:
+    """Whether every one of `rows` images of each tensor begins where `wide` numbers can be loaded at once."""
+    return by(wide(*tensors), *tensors, rows=rows)
+
+
+def by(width: int, *tensors: DeviceArray, rows: int) -> bool:
+    """Whether every one of `rows` images of each tensor begins where `width` numbers can be loaded at once."""
+    return all(t.ptr % (width * t.itemsize) == 0 and (rows == 1 or t.image_stride % width == 0) for t in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +98,7 @@ class Rows:
     Attributes:
         count: rows: the images, or pixels, or 1.
         inner: numbers of a row.
-        width: numbers that a thread loads at once, 4 or 1.
+        width: numbers that a thread loads at once, `wide` or 1.
         short: whether several rows are one block's.
     """
 
@@ -90,7 +111,7 @@ class Rows:
     def of(cls, *tensors: DeviceArray) -> Rows:
         """One row if no tensor has gaps between its images, else a row an image."""
         if all(tensor.is_contiguous for tensor in tensors):
-            return cls(1, tensors[0].size, 4 if by_fours(*tensors, rows=1) else 1)
+            return cls(1, tensors[0].size, wide(*tensors) if by_wide(*tensors, rows=1) else 1)
         return cls.images(*tensors)
 
     @classmethod
@@ -100,14 +121,16 @@ class Rows:
         check_index(inner, "numbers of one image")
         check_index(count, "pixels of a batch")
         short = all(len(tensor.shape) == 2 for tensor in tensors)
-        aligned = by_fours(*tensors, rows=count) and not (short and inner % 4)
-        return cls(count, inner, 4 if aligned else 1, short)
+        width = wide(*tensors)
+        aligned = by_wide(*tensors, rows=count) and not (short and inner % width)
+        return cls(count, inner, width if aligned else 1, short)
 
     @classmethod
     def channel(cls, hw: int, *tensors: DeviceArray) -> Rows:
         """A row an image, of the `hw` numbers of one channel of it, whichever that is."""
         count = tensors[0].shape[0]
-        return cls(count, hw, 4 if hw % 4 == 0 and by_fours(*tensors, rows=count) else 1)
+        width = wide(*tensors)
+        return cls(count, hw, width if hw % width == 0 and by_wide(*tensors, rows=count) else 1)
 
     def chunks(self, each: int | None = None) -> int:
         """Blocks a row, of `each` numbers (THREADS * UNROLL * width if None)."""
@@ -131,15 +154,15 @@ class Rows:
 class Channels:
     """The numbers of each channel of a batch, shared out among `splits` blocks a channel, and added up in two steps.
 
-    Where a channel has one number an image, as in rows of pixels, a block has COLUMNS channels. The cut depends on
-    shapes only, never on the GPU or a limit: sums are the same bits everywhere.
+    Where a channel has one number an image, as in rows of pixels, a block has COLUMNS * width channels at most. The cut
+    depends on shapes only, never on the GPU or a limit: sums are the same bits everywhere.
 
     Attributes:
         channels: C.
         hw: numbers of a channel in one image.
         count: N * hw.
         splits, share: blocks a channel, and numbers that each of them sums.
-        width: numbers that a thread loads at once, 4 or 1.
+        width: numbers that a thread loads at once, `wide` or 1.
     """
 
     channels: int
@@ -151,33 +174,41 @@ class Channels:
 
     TARGET_BLOCKS = 2048
     LEAST_SHARE = 4096
-    LEAST_ROWS = 256
+    COLUMN_BLOCKS = 256, 1024
+    """Where channels are columns: few blocks, which may have little to do each, and as many as are wanted."""
+    BLOCK_NUMBERS = 2**13, 2**14, 2**19
+    """Of such a block: at least if there are few, at least, and at most, which is a few hundred to a float32 sum."""
 
     @classmethod
     def of(cls, *tensors: DeviceArray) -> Channels:
         """Of tensors (N, C, ...) of equal size; C and hw are the first one's."""
         n, c = tensors[0].shape[:2]
         hw = tensors[0].image_size // c
-        splits, share = cls.split(n, c, hw)
-        aligned = (c if hw == 1 else hw) % 4 == 0 and by_fours(*tensors, rows=n)
-        return cls(c, hw, n * hw, splits, share, 4 if aligned else 1)
+        width = wide(*tensors)
+        splits, share = cls.split(n, c, hw, width)
+        aligned = (c if hw == 1 else hw) % width == 0 and by_wide(*tensors, rows=n)
+        return cls(c, hw, n * hw, splits, share, width if aligned else 1)
 
     @classmethod
-    def split(cls, n: int, channels: int, hw: int) -> tuple[int, int]:
-        """Blocks a channel, enough to fill a GPU, and their share of its `n` * `hw` numbers."""
+    def split(cls, n: int, channels: int, hw: int, width: int = 4) -> tuple[int, int]:
+        """Blocks a channel, enough to fill a GPU, and their share of its `n` * `hw` numbers, which may be loaded
+        `width` at once: with more at once there are never more blocks."""
         count = check_index(n * hw, "numbers of one channel of a batch")
         if hw == 1:
-            splits = max(1, min(-(-cls.TARGET_BLOCKS * COLUMNS // (2 * channels)), count // cls.LEAST_ROWS))
+            numbers, (least, enough, most) = count * min(channels, 8 * COLUMNS), cls.BLOCK_NUMBERS
+            few, many = (-(-blocks // -(-channels // (4 * COLUMNS))) for blocks in cls.COLUMN_BLOCKS)
+            splits = min(many, max(numbers // enough, min(few, numbers // least)))
+            splits = max(1, splits, -(-numbers // most))
             share = -(-count // splits)
         else:
             splits = max(1, min(-(-cls.TARGET_BLOCKS // channels), count // cls.LEAST_SHARE))
-            share = -(-count // (4 * splits)) * 4
+            share = -(-count // (width * splits)) * width
         return -(-count // share), share
 
     @property
     def blocks(self) -> int:
         """Blocks of the grid of the first step."""
-        return self.splits * (-(-self.channels // COLUMNS) if self.hw == 1 else self.channels)
+        return self.splits * (-(-self.channels // (COLUMNS * self.width)) if self.hw == 1 else self.channels)
 
     @property
     def args(self) -> tuple[int, int, int, int, int, int]:

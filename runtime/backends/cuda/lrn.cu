@@ -42,7 +42,7 @@ struct Column {
 // Column of one tensor: the value of a channel, 0 outside of the tensor. A load and a choice, no branch, so that a
 // thread can start many loads at once.
 struct Reader {
-    const float* data;
+    const Real* data;
     i64 hw;
     int channels;
     __device__ float operator[](int c) const {
@@ -74,7 +74,7 @@ __device__ __forceinline__ float sum_of_squares(const float (&values)[SIZE]) {
 }
 
 template <int SIZE>
-__device__ __forceinline__ void forward_column(const Formula& f, const Reader& x, float* y, int first, int end) {
+__device__ __forceinline__ void forward_column(const Formula& f, const Reader& x, Real* y, int first, int end) {
     if constexpr (SIZE == 0) {
         for (int c = first; c < end; ++c) y[c * x.hw] = x[c] * f.power(window_scale(f, x, c));
     } else {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void forward_column(const Formula& f, const Reader& x
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_forward(
-    const float* x, i64 x_stride, float* y, i64 y_stride, int channels, int hw, u32 pixels, int size,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, int channels, int hw, u32 pixels, int size,
     float alpha_over_size, float beta, float k) {
     const Column column(hw, pixels, channels);
     if (!column.exists) return;
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_forward(
 // dx[i] = dy[i] * scale[i]^-beta - slope * x[i] * sum of dy[j] * y[j] / scale[j] over j from i - above to i + below
 template <int SIZE>
 __device__ __forceinline__ void backward_column(
-    const Formula& f, const Reader& x, const Reader& y, const Reader& dy, float* dx, int first, int end, float slope,
+    const Formula& f, const Reader& x, const Reader& y, const Reader& dy, Real* dx, int first, int end, float slope,
     int accumulate) {
     if constexpr (SIZE == 0) {
         for (int i = first; i < end; ++i) {
@@ -155,7 +155,7 @@ __device__ __forceinline__ void backward_column(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
-    const float* x, i64 x_stride, const float* y, i64 y_stride, const float* dy, i64 dy_stride, float* dx,
+    const Real* x, i64 x_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
     i64 dx_stride, int channels, int hw, u32 pixels, int size, float alpha_over_size, float beta, float k, float slope,
     int accumulate) {
     const Column column(hw, pixels, channels);
@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_backward(
     const Formula f{size, alpha_over_size, beta, k};
     const Reader xs{x + column.at(x_stride), hw, channels}, ys{y + column.at(y_stride), hw, channels};
     const Reader dys{dy + column.at(dy_stride), hw, channels};
-    float* out = dx + column.at(dx_stride);
+    Real* out = dx + column.at(dx_stride);
     if (size == 5)
         backward_column<5>(f, xs, ys, dys, out, column.first, column.end, slope, accumulate);
     else

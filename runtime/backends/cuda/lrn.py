@@ -2,8 +2,8 @@
 
     lrn_forward(op, {"x": x, "y": y}, kernels, stream)
 
-x, y, dy, dx (N, C, H, W), float32, any of them channels of a larger tensor; op.attrs: size, alpha, beta, k. Formulas of
-the gradient: vdnn.runtime.backends.cpu.lrn.
+x, y, dy, dx (N, C, H, W), activations, any of them channels of a larger tensor; op.attrs: size, alpha, beta, k.
+Formulas of the gradient: vdnn.runtime.backends.cpu.lrn.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from vdnn.runtime.backends.cuda.source import constants, source
 GROUP = constants(source())["GROUP"]
 FIVE = 5
 """The window that has code of its own."""
+FOUR = 4
+"""Channels of a thread there."""
 
 
 def lrn_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """y = x * scale^-beta."""
-    x, y = operands(op, arrays, "x", "y")
+    x, y = operands(op, arrays, "x", "y", dtype=kernels.dtype)
     if all_channels_last(op, x, y):
         blocks, shape = _pixels(op, x, y)
         args = [x.ptr, x.pixel_stride, y.ptr, y.pixel_stride, *shape, *_formula(op)]
@@ -43,7 +45,7 @@ def lrn_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
 
 def lrn_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """dx from x, y and dy; added to dx if op accumulates it."""
-    found = operands(op, arrays, "x", "y", "dy", "dx")
+    found = operands(op, arrays, "x", "y", "dy", "dx", dtype=kernels.dtype)
     by_pixels = all_channels_last(op, *found)
     blocks, shape = _pixels(op, *found) if by_pixels else _columns(found[0])
     steps = [array.pixel_stride if by_pixels else array.image_stride for array in found]
@@ -64,7 +66,7 @@ def _columns(x: DeviceArray) -> tuple[int, tuple[int, int, int]]:
 def _pixels(op: Op, *tensors: DeviceArray) -> tuple[int, tuple[int, int, int]]:
     """The grid in NHWC, and (C, N * H * W, channels of a thread)."""
     n, channels, h, w = tensors[0].shape
-    width = pixel_width(*tensors) if op.attrs["size"] == FIVE else 1
+    width = pixel_width(*tensors, width=FOUR) if op.attrs["size"] == FIVE else 1
     threads = check_index(n * h * w * (channels // width), "groups of channels of a batch")
     return -(-threads // THREADS), (channels, n * h * w, width)
 

@@ -2,12 +2,12 @@
 // usual window of 5, which reach no further than the four before and the four after them.
 
 // values[0 .. 12) = those of channels c - 4 to c + 7 of a pixel; 0 outside of the tensor, whose channels go by fours.
-__device__ __forceinline__ void load_twelve(const float* pixel, int c, int channels, float (&values)[12]) {
+__device__ __forceinline__ void load_twelve(const Real* pixel, int c, int channels, float (&values)[12]) {
 #pragma unroll
     for (int k = 0; k < 3; ++k) {
         float four[4] = {};
         const int first = c + 4 * (k - 1);
-        if (first >= 0 && first < channels) load_four(pixel + first, four);
+        if (first >= 0 && first < channels) load_all(pixel + first, four);
 #pragma unroll
         for (int w = 0; w < 4; ++w) values[4 * k + w] = four[w];
     }
@@ -22,7 +22,7 @@ __device__ __forceinline__ float scale_of_five(const Formula& f, const float (&v
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_pixels_forward(
-    const float* x, i64 x_stride, float* y, i64 y_stride, int channels, u32 pixels, int width, int size,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, int channels, u32 pixels, int width, int size,
     float alpha_over_size, float beta, float k) {
     const u32 groups = u32(channels / width), unit = blockIdx.x * THREADS + threadIdx.x, pixel = unit / groups;
     if (pixel >= pixels) return;
@@ -35,11 +35,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_pixels_forward(
     load_twelve(x, c, channels, value);
 #pragma unroll
     for (int w = 0; w < 4; ++w) result[w] = value[4 + w] * f.power(scale_of_five(f, value, 4 + w));
-    store_four(y + c, result);
+    store_all(y + c, result);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) lrn_pixels_backward(
-    const float* x, i64 x_stride, const float* y, i64 y_stride, const float* dy, i64 dy_stride, float* dx,
+    const Real* x, i64 x_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
     i64 dx_stride, int channels, u32 pixels, int width, int size, float alpha_over_size, float beta, float k,
     float slope, int accumulate) {
     const u32 groups = u32(channels / width), unit = blockIdx.x * THREADS + threadIdx.x, pixel = unit / groups;
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_pixels_backward(
     load_twelve(x, c, channels, value);
     load_twelve(y, c, channels, ratio);
     load_twelve(dy, c, channels, gradient);
-    if (accumulate) load_four(dx + c, held);
+    if (accumulate) load_all(dx + c, held);
 #pragma unroll
     for (int j = 2; j < 10; ++j) {
         const float scale = scale_of_five(f, value, j);
@@ -72,5 +72,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) lrn_pixels_backward(
         for (int j = -2; j <= 2; ++j) across += ratio[4 + w + j];
         held[w] += own[w] - slope * value[4 + w] * across;
     }
-    store_four(dx + c, held);
+    store_all(dx + c, held);
 }

@@ -22,7 +22,7 @@ __device__ __forceinline__ bool wins(float best, float value) { return value > b
 
 // The window whose first pixel is (row, column) of `plane`, combined in row order; `winner` is the place of a maximum.
 template <bool MAX>
-__device__ __forceinline__ float window(const Windows& g, const float* plane, int row, int column, u32& winner) {
+__device__ __forceinline__ float window(const Windows& g, const Real* plane, int row, int column, u32& winner) {
     const int rows = min(row + int(g.r), int(g.h)), columns = min(column + int(g.s), int(g.w));
     const int first = max(row, 0), left = max(column, 0);
     float total = MAX ? __int_as_float(0xff800000) : 0.0f;
@@ -41,7 +41,7 @@ __device__ __forceinline__ float window(const Windows& g, const float* plane, in
 
 // One output a thread, THREADS outputs of one image a block. `indices` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS) pool_forward(
-    const float* x, i64 x_stride, float* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
     u32 r, u32 s, u32 down, u32 right, u32 top, u32 left, u32 outputs, u32 chunks, int mode) {
     const Windows g{h, w, p, q, r, s, down, right, top, left};
     const u32 image = blockIdx.x / chunks;
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_forward(
     const u32 plane = output / (g.p * g.q), place = output - plane * (g.p * g.q);
     const u32 at_row = place / g.q, at_column = place - at_row * g.q;
     const int row = int(at_row * g.down) - int(g.top), column = int(at_column * g.right) - int(g.left);
-    const float* pixels = x + i64(image) * x_stride + plane * (g.h * g.w);
+    const Real* pixels = x + i64(image) * x_stride + plane * (g.h * g.w);
     u32 winner;
     const float total = mode == MAXIMUM ? window<true>(g, pixels, row, column, winner)
                                         : window<false>(g, pixels, row, column, winner) *
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_forward(
 
 // Whether no pixel before (h, w) in the window from (row, column) on is `value` too.
 __device__ __forceinline__ bool is_first(
-    const Windows& g, const float* plane, int row, int column, u32 h, u32 w, float value) {
+    const Windows& g, const Real* plane, int row, int column, u32 h, u32 w, float value) {
     const u32 start = u32(max(column, 0)), end = u32(min(column + int(g.s), int(g.w)));
     for (u32 i = u32(max(row, 0)); i <= h; ++i)
         for (u32 j = start; j < end; ++j) {
@@ -73,14 +73,14 @@ __device__ __forceinline__ bool is_first(
 
 // What backward reads of one plane besides dy: for a maximum x and y, or indices and perhaps y as a mask.
 struct Known {
-    const float *x, *y;
+    const Real *x, *y;
     const u8* indices;
 };
 
 // `total` and the gradient of pixel (h, w) of a plane: its terms from every window that holds it. Windows are taken
 // from the last to the first, so that the pixel is in turn each window's first, second, ... place: the CPU's order.
 __device__ __forceinline__ float pixel_gradient(
-    const Windows& g, const Known& known, const float* dy, u32 h, u32 w, int mode, float total) {
+    const Windows& g, const Known& known, const Real* dy, u32 h, u32 w, int mode, float total) {
     const u32 from_top = h + g.top, from_left = w + g.left;
     const u32 p_end = min(from_top / g.down + 1, g.p), q_end = min(from_left / g.right + 1, g.q);
     const u32 p_first = from_top < g.r ? 0 : (from_top - g.r) / g.down + 1;
@@ -104,8 +104,8 @@ __device__ __forceinline__ float pixel_gradient(
 
 // One pixel a thread, THREADS pixels of one image a block. x, y and indices may be null, see Known.
 extern "C" __global__ void __launch_bounds__(THREADS) pool_backward(
-    const float* x, i64 x_stride, const float* y, i64 y_stride, const u8* indices, i64 indices_stride, const float* dy,
-    i64 dy_stride, float* dx, i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 r, u32 s, u32 down, u32 right, u32 top,
+    const Real* x, i64 x_stride, const Real* y, i64 y_stride, const u8* indices, i64 indices_stride, const Real* dy,
+    i64 dy_stride, Real* dx, i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 r, u32 s, u32 down, u32 right, u32 top,
     u32 left, u32 pixels, u32 chunks, int mode, int accumulate) {
     const Windows g{h, w, p, q, r, s, down, right, top, left};
     const u32 image = blockIdx.x / chunks;
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_backward(
     const u32 inputs = plane * (g.h * g.w), outputs = plane * (g.p * g.q);
     const Known known{x ? x + i64(image) * x_stride + inputs : x, y ? y + i64(image) * y_stride + outputs : y,
                       indices ? indices + i64(image) * indices_stride + outputs : indices};
-    float* target = dx + i64(image) * dx_stride + pixel;
+    Real* target = dx + i64(image) * dx_stride + pixel;
     const float total = accumulate ? *target : 0.0f;
     *target = pixel_gradient(g, known, dy + i64(image) * dy_stride + outputs, row, column, mode, total);
 }
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_backward(
 // dx of an average over whole planes of hw pixels: rows of `inner` = C * hw numbers, all of a plane the same.
 template <int WIDTH>
 __device__ __forceinline__ void spread_by(
-    const float* dy, float* dx, u32 hw, u32 inner, u32 start, int accumulate) {
+    const Real* dy, Real* dx, u32 hw, u32 inner, u32 start, int accumulate) {
     const float weight = 1.0f / float(hw);
 #pragma unroll
     for (int k = 0; k < UNROLL; ++k) {
@@ -145,13 +145,13 @@ __device__ __forceinline__ void spread_by(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_spread(
-    const float* dy, i64 dy_stride, float* dx, i64 dx_stride, u32 hw, u32 inner, u32 chunks, int width,
+    const Real* dy, i64 dy_stride, Real* dx, i64 dx_stride, u32 hw, u32 inner, u32 chunks, int width,
     int accumulate) {
     const u32 image = blockIdx.x / chunks, chunk = blockIdx.x - image * chunks;
     dy += i64(image) * dy_stride;
     dx += i64(image) * dx_stride;
-    if (width == 4)
-        spread_by<4>(dy, dx, hw, inner, chunk * (THREADS * UNROLL * 4), accumulate);
+    if (width == WIDE)
+        spread_by<WIDE>(dy, dx, hw, inner, chunk * (THREADS * UNROLL * WIDE), accumulate);
     else
         spread_by<1>(dy, dx, hw, inner, chunk * (THREADS * UNROLL), accumulate);
 }

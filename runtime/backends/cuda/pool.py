@@ -1,9 +1,10 @@
-"""Pooling on the GPU; see vdnn.layers.pool, pool.cu, pool_fixed.cu for the usual windows, pool_pixels.cu for NHWC.
+"""Pooling on the GPU; see vdnn.layers.pool, pool.cu, pool_fixed.cu for the usual windows, and pool_pixels.cu and
+pool_pixels_fixed.cu for NHWC.
 
     pool_forward(op, {"x": x, "y": y}, kernels, stream)
 
-x, dx (N, C, H, W), y, dy (N, C, P, Q), float32, any of them channels of a larger tensor; indices (N, C, P, Q) uint8;
-all NCHW or all NHWC. op.attrs: mode "max" or "average", kernel, stride, padding (pairs, vertical first),
+x, dx (N, C, H, W), y, dy (N, C, P, Q), activations, any of them channels of a larger tensor; indices (N, C, P, Q)
+uint8; all NCHW or all NHWC. op.attrs: mode "max" or "average", kernel, stride, padding (pairs, vertical first),
 count_include_pad. Backward gathers: each pixel looks up the windows that hold it, so that sums have one order.
 """
 
@@ -21,9 +22,10 @@ from vdnn.runtime.backends.cuda.launch import (
     Kernels,
     Rows,
     all_channels_last,
-    by_fours,
+    by,
     check_index,
     operands,
+    wide,
 )
 
 MAXIMUM, AVERAGE, AVERAGE_INSIDE = range(3)
@@ -38,9 +40,13 @@ NOTHING = contiguous(0, (1,))
 
 def pool_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """y = maximum or average over each window; indices, if the op has them, the places of the maxima."""
-    x, y = operands(op, arrays, "x", "y")
+    x, y = operands(op, arrays, "x", "y", dtype=kernels.dtype)
     indices = _optional(op, arrays, "indices", "uint8")
     if _by_pixels(op, x, y, indices):
+        if _is_fixed_maximum(op, x, y, indices):
+            blocks, args = _strips(op, x, y, [x, y, indices], y, 1)
+            kernels.launch(f"pool_pixels_forward_{_fixed(op)}", blocks, args, stream)
+            return
         groups, args = _pixel_args(op, x, y, [x, y, indices])
         kernels.launch("pool_pixels_forward", _pixel_blocks(y, groups), [*args, _mode(op)], stream)
         return
@@ -63,10 +69,14 @@ def pool_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None
     Added to dx if op accumulates it. For mode "max": x and y of forward; or its indices, and y where ReLUs below leave
     their mask to this op: then dy counts as 0 where y <= 0.
     """
-    dy, dx = operands(op, arrays, "dy", "dx")
-    indices, y = _optional(op, arrays, "indices", "uint8"), _optional(op, arrays, "y")
-    x = operands(op, arrays, "x")[0] if _mode(op) == MAXIMUM and indices is NOTHING else NOTHING
+    dy, dx = operands(op, arrays, "dy", "dx", dtype=kernels.dtype)
+    indices, y = _optional(op, arrays, "indices", "uint8"), _optional(op, arrays, "y", kernels.dtype)
+    x = operands(op, arrays, "x", dtype=kernels.dtype)[0] if _mode(op) == MAXIMUM and indices is NOTHING else NOTHING
     if _by_pixels(op, x, y, indices, dy, dx):
+        if indices is not NOTHING and _is_fixed_maximum(op, dx, y, indices, dy):
+            blocks, args = _strips(op, dx, dy, [indices, y, dy, dx], dx, int(op.attrs["stride"][0]))
+            kernels.launch(f"pool_pixels_indexed_{_fixed(op)}", blocks, [*args, bool(op.accumulate)], stream)
+            return
         groups, args = _pixel_args(op, dx, dy, [x, y, indices, dy, dx])
         args += [_mode(op), bool(op.accumulate)]
         kernels.launch("pool_pixels_backward", _pixel_blocks(dx, groups), args, stream)
@@ -99,6 +109,28 @@ def _by_pixels(op: Op, *arrays: DeviceArray) -> bool:
     return all_channels_last(op, *(array for array in given if array.shape[2:] != (1, 1)))
 
 
+def _is_fixed_maximum(op: Op, *arrays: DeviceArray) -> bool:
+    """Whether pool_pixels_fixed.cu has these windows, and every pixel can be loaded 16 bytes at once."""
+    given = [array for array in arrays if array is not NOTHING]
+    width = wide(*given)
+    aligned = given[0].shape[1] % width == 0 and all(_pixels_by(width, array) for array in given)
+    return aligned and _mode(op) == MAXIMUM and _fixed(op) is not None
+
+
+def _strips(
+    op: Op, x: DeviceArray, y: DeviceArray, arrays: list[DeviceArray], made: DeviceArray, columns: int
+) -> tuple[int, list[int]]:
+    """Blocks and arguments of a kernel in pool_pixels_fixed.cu, a thread of which makes rows of `columns` of `made`.
+
+    x: the images or their gradient; y: the outputs or theirs; arrays: what the kernel takes, in order.
+    """
+    n, channels, height, width = made.shape
+    rows, groups = POOL_ROWS * (2 if int(op.attrs["stride"][0]) == 1 else 1), channels // wide(made)
+    threads = check_index(n * -(-height // rows) * -(-width // columns) * groups, "groups of channels of a batch")
+    args = [value for array in arrays for value in (array.ptr, 0 if array is NOTHING else _pixel_step(array))]
+    return -(-threads // THREADS), [*args, *x.shape[2:], *y.shape[2:], n, groups]
+
+
 def _pixel_args(op: Op, x: DeviceArray, y: DeviceArray, arrays: list[DeviceArray]) -> tuple[int, list[int]]:
     """Threads for the channels of a pixel, and the arguments up to `width` of the kernels in pool_pixels.cu.
 
@@ -106,7 +138,9 @@ def _pixel_args(op: Op, x: DeviceArray, y: DeviceArray, arrays: list[DeviceArray
     """
     given = [array for array in arrays if array is not NOTHING]
     n, channels = x.shape[:2]
-    width = 4 if channels % 4 == 0 and all(_pixels_by_fours(array) for array in given) else 1
+    width = wide(*given)
+    if channels % width or not all(_pixels_by(width, array) for array in given):
+        width = 1
     args = [value for array in arrays for value in (array.ptr, 0 if array is NOTHING else _pixel_step(array))]
     return channels // width, [*args, *_windows(op, x, y), n, channels, width]
 
@@ -115,8 +149,8 @@ def _pixel_step(array: DeviceArray) -> int:
     return array.pixel_stride if array.is_channels_last else array.image_stride
 
 
-def _pixels_by_fours(array: DeviceArray) -> bool:
-    return array.ptr % (4 * array.itemsize) == 0 and _pixel_step(array) % 4 == 0
+def _pixels_by(width: int, array: DeviceArray) -> bool:
+    return array.ptr % (width * array.itemsize) == 0 and _pixel_step(array) % width == 0
 
 
 def _pixel_blocks(array: DeviceArray, groups: int) -> int:
@@ -141,7 +175,7 @@ def _group(aligned: int) -> int:
     return POOL_GROUP if aligned & PIXELS else 1
 
 
-def _optional(op: Op, arrays: Arrays, name: str, dtype: str = "float32") -> DeviceArray:
+def _optional(op: Op, arrays: Arrays, name: str, dtype: str) -> DeviceArray:
     return operands(op, arrays, name, dtype=dtype)[0] if name in arrays else NOTHING
 
 
@@ -161,7 +195,7 @@ def _aligned(pixels: list[DeviceArray], outputs: list[DeviceArray]) -> int:
 
 def _rows_by_fours(arrays: list[DeviceArray]) -> bool:
     given = (array for array in arrays if array is not NOTHING)
-    return all(array.shape[3] % 4 == 0 and by_fours(array, rows=array.shape[0]) for array in given)
+    return all(array.shape[3] % 4 == 0 and by(4, array, rows=array.shape[0]) for array in given)
 
 
 def _is_global_average(op: Op, x: DeviceArray) -> bool:

@@ -26,15 +26,10 @@ struct Sizes {
 
 // What lies at one plane of an image; null where an op has it not.
 struct Plane {
-    const float *x, *y, *dy;
+    const Real *x, *y, *dy;
     const u8* indices;
-    float* dx;
+    Real* dx;
 };
-
-__device__ __forceinline__ void load_four(const u8* at, u32 (&out)[4]) {
-    const uchar4 four = *reinterpret_cast<const uchar4*>(at);
-    out[0] = four.x, out[1] = four.y, out[2] = four.z, out[3] = four.w;
-}
 
 // out = numbers at - BEFORE to at + MIDDLE + AFTER - 1 of a row of `end`; `fill` where there is none, or no row. `at`
 // is a multiple of MIDDLE, at most `end`.
@@ -45,7 +40,7 @@ __device__ __forceinline__ void load_row(
 #pragma unroll
         for (int k = 0; k < MIDDLE / 4; ++k) {
             N four[4] = {fill, fill, fill, fill};
-            if (there && at + 4 * k < end) load_four(row + at + 4 * k, four);
+            if (there && at + 4 * k < end) load_all(row + at + 4 * k, four);
 #pragma unroll
             for (int j = 0; j < 4; ++j) out[BEFORE + 4 * k + j] = four[j];
         }
@@ -60,12 +55,12 @@ __device__ __forceinline__ void load_row(
 }
 
 template <int COUNT>
-__device__ __forceinline__ void store_row(float* row, int at, int end, bool by_fours, const float (&value)[COUNT]) {
+__device__ __forceinline__ void store_row(Real* row, int at, int end, bool by_fours, const float (&value)[COUNT]) {
     if (COUNT % 4 == 0 && by_fours) {
 #pragma unroll
         for (int k = 0; k < COUNT; k += 4) {
             const float four[4] = {value[k], value[(k + 1) % COUNT], value[(k + 2) % COUNT], value[(k + 3) % COUNT]};
-            if (at + k < end) store_four(row + at + k, four);
+            if (at + k < end) store_all(row + at + k, four);
         }
     } else {
         store_each<false>(row, at, end, value);
@@ -76,7 +71,7 @@ __device__ __forceinline__ void store_row(float* row, int at, int end, bool by_f
 
 template <class G, bool MAX, bool INDEXED>
 __device__ __forceinline__ void pool_block(
-    const float* x, float* y, u8* indices, const Sizes& g, int p, int q, int aligned, int mode) {
+    const Real* x, Real* y, u8* indices, const Sizes& g, int p, int q, int aligned, int mode) {
     constexpr int BEFORE = G::PAD, AFTER = G::R - G::STEP - G::PAD, CELLS = BEFORE + G::COLUMNS + AFTER;
     const int row = p * G::STEP - G::PAD, column = q * G::STEP;
     const float start = MAX ? __int_as_float(0xff800000) : 0.0f;
@@ -129,9 +124,9 @@ __device__ __forceinline__ void pool_block(
 }
 
 // `block` of an image: its plane, its row and its column of `along` x `across` blocks a plane.
-struct Place {
+struct BlockPlace {
     u32 plane, row, column;
-    __device__ Place(u32 block, u32 along, u32 across) {
+    __device__ BlockPlace(u32 block, u32 along, u32 across) {
         plane = block / (along * across);
         const u32 rest = block - plane * (along * across);
         row = rest / across, column = rest - row * across;
@@ -140,8 +135,8 @@ struct Place {
 
 template <class G>
 __device__ __forceinline__ void forward_group(
-    const float* x, float* y, u8* indices, const Sizes& g, u32 block, int aligned, int mode) {
-    const Place place(block, g.p, (g.q + G::GROUP - 1) / G::GROUP);
+    const Real* x, Real* y, u8* indices, const Sizes& g, u32 block, int aligned, int mode) {
+    const BlockPlace place(block, g.p, (g.q + G::GROUP - 1) / G::GROUP);
     const int p = int(place.row), q = int(place.column) * G::GROUP;
     const u32 outputs = place.plane * (g.p * g.q);
     x += place.plane * (g.h * g.w);
@@ -155,7 +150,7 @@ __device__ __forceinline__ void forward_group(
 
 template <int R, int STEP, int PAD>
 __device__ __forceinline__ void forward_fixed(
-    const float* x, i64 x_stride, float* y, i64 y_stride, u8* indices, i64 indices_stride, Sizes g, u32 blocks,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, Sizes g, u32 blocks,
     u32 chunks, int aligned, int mode) {
     const u32 image = blockIdx.x / chunks, block = (blockIdx.x - image * chunks) * THREADS + threadIdx.x;
     if (block >= blocks) return;
@@ -251,7 +246,7 @@ __device__ __forceinline__ void gather_block(
 template <class G, Teller BY>
 __device__ __forceinline__ void backward_group(
     Plane of, const Sizes& g, u32 block, int aligned, int mode, int accumulate) {
-    const Place place(block, (g.h + G::ROWS - 1) / G::ROWS, (g.w + G::COLUMNS - 1) / G::COLUMNS);
+    const BlockPlace place(block, (g.h + G::ROWS - 1) / G::ROWS, (g.w + G::COLUMNS - 1) / G::COLUMNS);
     const u32 pixels = place.plane * (g.h * g.w), outputs = place.plane * (g.p * g.q);
     of.dy += outputs, of.dx += pixels;
     if (BY == BY_PIXELS) of.x += pixels;
@@ -273,7 +268,7 @@ __device__ __forceinline__ void backward_fixed(
 
 template <int R, int STEP, int PAD>
 __device__ __forceinline__ void indexed(
-    const u8* indices, i64 indices_stride, Source y, Source dy, float* dx, i64 dx_stride, const Sizes& g, u32 blocks,
+    const u8* indices, i64 indices_stride, Source y, Source dy, Real* dx, i64 dx_stride, const Sizes& g, u32 blocks,
     u32 chunks, int aligned, int accumulate) {
     const u32 image = blockIdx.x / chunks, block = (blockIdx.x - image * chunks) * THREADS + threadIdx.x;
     if (block >= blocks) return;
@@ -284,7 +279,7 @@ __device__ __forceinline__ void indexed(
 
 template <int R, int STEP, int PAD>
 __device__ __forceinline__ void unindexed(
-    Source x, Source y, Source dy, float* dx, i64 dx_stride, const Sizes& g, u32 blocks, u32 chunks, int aligned,
+    Source x, Source y, Source dy, Real* dx, i64 dx_stride, const Sizes& g, u32 blocks, u32 chunks, int aligned,
     int mode, int accumulate) {
     const u32 image = blockIdx.x / chunks, block = (blockIdx.x - image * chunks) * THREADS + threadIdx.x;
     if (block >= blocks) return;
@@ -296,14 +291,14 @@ __device__ __forceinline__ void unindexed(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_forward_2_2_0(
-    const float* x, i64 x_stride, float* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
     u32 blocks, u32 chunks, int aligned, int mode) {
     forward_fixed<2, 2, 0>(
         x, x_stride, y, y_stride, indices, indices_stride, {h, w, p, q}, blocks, chunks, aligned, mode);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_indexed_2_2_0(
-    const u8* indices, i64 indices_stride, const float* y, i64 y_stride, const float* dy, i64 dy_stride, float* dx,
+    const u8* indices, i64 indices_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
     i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 blocks, u32 chunks, int aligned, int accumulate) {
     indexed<2, 2, 0>(
         indices, indices_stride, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, blocks, chunks,
@@ -311,7 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_indexed_2_2_0(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_backward_2_2_0(
-    const float* x, i64 x_stride, const float* y, i64 y_stride, const float* dy, i64 dy_stride, float* dx,
+    const Real* x, i64 x_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
     i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 blocks, u32 chunks, int aligned, int mode, int accumulate) {
     unindexed<2, 2, 0>(
         {x, x_stride}, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, blocks, chunks, aligned, mode,
@@ -319,14 +314,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_backward_2_2_0(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_forward_3_2_0(
-    const float* x, i64 x_stride, float* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
     u32 blocks, u32 chunks, int aligned, int mode) {
     forward_fixed<3, 2, 0>(
         x, x_stride, y, y_stride, indices, indices_stride, {h, w, p, q}, blocks, chunks, aligned, mode);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_indexed_3_2_0(
-    const u8* indices, i64 indices_stride, const float* y, i64 y_stride, const float* dy, i64 dy_stride, float* dx,
+    const u8* indices, i64 indices_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
     i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 blocks, u32 chunks, int aligned, int accumulate) {
     indexed<3, 2, 0>(
         indices, indices_stride, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, blocks, chunks,
@@ -334,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_indexed_3_2_0(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_backward_3_2_0(
-    const float* x, i64 x_stride, const float* y, i64 y_stride, const float* dy, i64 dy_stride, float* dx,
+    const Real* x, i64 x_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
     i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 blocks, u32 chunks, int aligned, int mode, int accumulate) {
     unindexed<3, 2, 0>(
         {x, x_stride}, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, blocks, chunks, aligned, mode,
@@ -342,14 +337,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_backward_3_2_0(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_forward_3_2_1(
-    const float* x, i64 x_stride, float* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
     u32 blocks, u32 chunks, int aligned, int mode) {
     forward_fixed<3, 2, 1>(
         x, x_stride, y, y_stride, indices, indices_stride, {h, w, p, q}, blocks, chunks, aligned, mode);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_indexed_3_2_1(
-    const u8* indices, i64 indices_stride, const float* y, i64 y_stride, const float* dy, i64 dy_stride, float* dx,
+    const u8* indices, i64 indices_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
     i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 blocks, u32 chunks, int aligned, int accumulate) {
     indexed<3, 2, 1>(
         indices, indices_stride, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, blocks, chunks,
@@ -357,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_indexed_3_2_1(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_backward_3_2_1(
-    const float* x, i64 x_stride, const float* y, i64 y_stride, const float* dy, i64 dy_stride, float* dx,
+    const Real* x, i64 x_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
     i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 blocks, u32 chunks, int aligned, int mode, int accumulate) {
     unindexed<3, 2, 1>(
         {x, x_stride}, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, blocks, chunks, aligned, mode,
@@ -365,14 +360,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_backward_3_2_1(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_forward_3_1_1(
-    const float* x, i64 x_stride, float* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
     u32 blocks, u32 chunks, int aligned, int mode) {
     forward_fixed<3, 1, 1>(
         x, x_stride, y, y_stride, indices, indices_stride, {h, w, p, q}, blocks, chunks, aligned, mode);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_indexed_3_1_1(
-    const u8* indices, i64 indices_stride, const float* y, i64 y_stride, const float* dy, i64 dy_stride, float* dx,
+    const u8* indices, i64 indices_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
     i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 blocks, u32 chunks, int aligned, int accumulate) {
     indexed<3, 1, 1>(
         indices, indices_stride, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, blocks, chunks,
@@ -380,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_indexed_3_1_1(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) pool_backward_3_1_1(
-    const float* x, i64 x_stride, const float* y, i64 y_stride, const float* dy, i64 dy_stride, float* dx,
+    const Real* x, i64 x_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
     i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 blocks, u32 chunks, int aligned, int mode, int accumulate) {
     unindexed<3, 1, 1>(
         {x, x_stride}, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, blocks, chunks, aligned, mode,

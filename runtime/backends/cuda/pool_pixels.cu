@@ -22,15 +22,15 @@ struct Channel {
 
 template <int WIDTH>
 __device__ __forceinline__ void load_bytes(const u8* at, u32 (&out)[WIDTH]) {
-    if constexpr (WIDTH == 4)
-        load_four(at, out);
-    else
+    if constexpr (WIDTH == 1)
         out[0] = at[0];
+    else
+        load_all(at, out);
 }
 
 template <int WIDTH, bool MAX>
 __device__ __forceinline__ void pool_pixel(
-    const Windows& g, const Channel<WIDTH>& of, const float* x, i64 x_stride, float* y, i64 y_stride, u8* indices,
+    const Windows& g, const Channel<WIDTH>& of, const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices,
     i64 indices_stride, int mode) {
     const int row = int(of.row * g.down) - int(g.top), column = int(of.column * g.right) - int(g.left);
     const int top = max(row, 0), bottom = min(row + int(g.r), int(g.h));
@@ -63,19 +63,15 @@ __device__ __forceinline__ void pool_pixel(
     store<true>(y + of.at(g.p, g.q, of.row, of.column, y_stride), 0, WIDTH, total);
     if (!indices) return;
     indices += of.at(g.p, g.q, of.row, of.column, indices_stride);
-    if constexpr (WIDTH == 4) {
-        u32 packed = 0;
-#pragma unroll
-        for (int w = 0; w < WIDTH; ++w) packed |= winner[w] << (8 * w);
-        *reinterpret_cast<u32*>(indices) = packed;
-    } else {
+    if constexpr (WIDTH == 1)
         *indices = u8(winner[0]);
-    }
+    else
+        store_all(indices, winner);
 }
 
 template <int WIDTH>
 __device__ __forceinline__ void pool_pixels_by(
-    const Windows& g, const float* x, i64 x_stride, float* y, i64 y_stride, u8* indices, i64 indices_stride, u32 images,
+    const Windows& g, const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 images,
     u32 channels, int mode) {
     const Channel<WIDTH> of(images, g.p, g.q, channels);
     if (!of.exists) return;
@@ -87,11 +83,11 @@ __device__ __forceinline__ void pool_pixels_by(
 
 // One output a thread, and WIDTH channels. `indices` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS) pool_pixels_forward(
-    const float* x, i64 x_stride, float* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
     u32 r, u32 s, u32 down, u32 right, u32 top, u32 left, u32 images, u32 channels, int width, int mode) {
     const Windows g{h, w, p, q, r, s, down, right, top, left};
-    if (width == 4)
-        pool_pixels_by<4>(g, x, x_stride, y, y_stride, indices, indices_stride, images, channels, mode);
+    if (width == WIDE)
+        pool_pixels_by<WIDE>(g, x, x_stride, y, y_stride, indices, indices_stride, images, channels, mode);
     else
         pool_pixels_by<1>(g, x, x_stride, y, y_stride, indices, indices_stride, images, channels, mode);
 }
@@ -106,7 +102,7 @@ struct Pixels {
 // Whether no pixel before (h, w) in the window from (row, column) on has `value` too in this channel.
 template <int WIDTH>
 __device__ __forceinline__ bool is_first_pixel(
-    const Windows& g, const Channel<WIDTH>& of, Pixels<float> x, int row, int column, int channel, float value) {
+    const Windows& g, const Channel<WIDTH>& of, Pixels<Real> x, int row, int column, int channel, float value) {
     const u32 start = u32(max(column, 0)), end = u32(min(column + int(g.s), int(g.w)));
     for (u32 i = u32(max(row, 0)); i <= of.row; ++i)
         for (u32 j = start; j < end; ++j) {
@@ -119,15 +115,15 @@ __device__ __forceinline__ bool is_first_pixel(
 // Windows are taken from the last to the first, as in pool.cu.
 template <int WIDTH>
 __device__ __forceinline__ void gather_pixel(
-    const Windows& g, u32 images, u32 channels, Pixels<float> x, Pixels<float> y, Pixels<u8> indices, Pixels<float> dy,
-    float* dx, i64 dx_stride, int mode, int accumulate) {
+    const Windows& g, u32 images, u32 channels, Pixels<Real> x, Pixels<Real> y, Pixels<u8> indices, Pixels<Real> dy,
+    Real* dx, i64 dx_stride, int mode, int accumulate) {
     const Channel<WIDTH> of(images, g.h, g.w, channels);
     if (!of.exists) return;
     const u32 from_top = of.row + g.top, from_left = of.column + g.left;
     const u32 p_end = min(from_top / g.down + 1, g.p), q_end = min(from_left / g.right + 1, g.q);
     const u32 p_first = from_top < g.r ? 0 : (from_top - g.r) / g.down + 1;
     const u32 q_first = from_left < g.s ? 0 : (from_left - g.s) / g.right + 1;
-    float* target = dx + of.at(g.h, g.w, of.row, of.column, dx_stride);
+    Real* target = dx + of.at(g.h, g.w, of.row, of.column, dx_stride);
     float total[WIDTH] = {}, own[WIDTH] = {};
     if (accumulate) load<true>(target, 0, WIDTH, total);
     if (x.data) load<true>(x.data + of.at(g.h, g.w, of.row, of.column, x.stride), 0, WIDTH, own);
@@ -161,14 +157,14 @@ __device__ __forceinline__ void gather_pixel(
 
 // One pixel a thread, and WIDTH channels. x, y and indices may be null, as in pool_backward.
 extern "C" __global__ void __launch_bounds__(THREADS) pool_pixels_backward(
-    const float* x, i64 x_stride, const float* y, i64 y_stride, const u8* indices, i64 indices_stride, const float* dy,
-    i64 dy_stride, float* dx, i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 r, u32 s, u32 down, u32 right, u32 top,
+    const Real* x, i64 x_stride, const Real* y, i64 y_stride, const u8* indices, i64 indices_stride, const Real* dy,
+    i64 dy_stride, Real* dx, i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 r, u32 s, u32 down, u32 right, u32 top,
     u32 left, u32 images, u32 channels, int width, int mode, int accumulate) {
     const Windows g{h, w, p, q, r, s, down, right, top, left};
-    const Pixels<float> xs{x, x_stride}, ys{y, y_stride}, dys{dy, dy_stride};
+    const Pixels<Real> xs{x, x_stride}, ys{y, y_stride}, dys{dy, dy_stride};
     const Pixels<u8> places{indices, indices_stride};
-    if (width == 4)
-        gather_pixel<4>(g, images, channels, xs, ys, places, dys, dx, dx_stride, mode, accumulate);
+    if (width == WIDE)
+        gather_pixel<WIDE>(g, images, channels, xs, ys, places, dys, dx, dx_stride, mode, accumulate);
     else
         gather_pixel<1>(g, images, channels, xs, ys, places, dys, dx, dx_stride, mode, accumulate);
 }

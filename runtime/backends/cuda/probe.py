@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vdnn.layers.tensor import DTYPE_BYTES
 from vdnn.runtime.backends.cuda.kernels import KernelSet
 from vdnn.runtime.backends.cuda.libraries import load_cupy
+from vdnn.runtime.bfloat16 import to_bfloat16
 
 ROUNDS, CALLS = 7, 5
 RANDOM_BYTES = 64 * 2**20
@@ -26,15 +28,18 @@ RANDOM_BYTES = 64 * 2**20
 class Probe:
     """The current GPU with its own stream and kernels.
 
+    Args:
+        dtype: of the kernels' activations and their gradients.
+
     Attributes:
         unequal: runs whose two tries did not give the same bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: str = "float32") -> None:
         cupy = load_cupy()
         self._cupy, self._cuda = cupy, cupy.cuda.runtime
         self.stream: Any = cupy.cuda.Stream(non_blocking=True)
-        self.kernels = KernelSet()
+        self.kernels = KernelSet(dtype)
         self.kernels.load()
         self.unequal = 0
 
@@ -70,9 +75,20 @@ class Probe:
         """Address of so many bytes, freed with the process."""
         return int(self._cuda.malloc(nbytes))
 
+    def free(self, address: int) -> None:
+        """Give back what `allocate` gave."""
+        self._cuda.free(address)
+
     def fill(self, address: int, nbytes: int) -> None:
-        """Normal float32 numbers, which repeat after RANDOM_BYTES."""
-        block = np.random.default_rng(0).standard_normal(min(nbytes, RANDOM_BYTES) // 4, np.float32)
+        """Normal numbers of the kernels' dtype, repeated after RANDOM_BYTES; two of 16 bits are a finite float32."""
+        itemsize = DTYPE_BYTES[self.kernels.dtype]
+        block: NDArray[Any] = np.random.default_rng(0).standard_normal(
+            min(nbytes, RANDOM_BYTES) // itemsize, np.float32
+        )
+        if self.kernels.dtype == "bfloat16":
+            block = to_bfloat16(block)
+        elif self.kernels.dtype == "float16":
+            block = block.astype(np.float16)
         self._cuda.memcpy(address, block.ctypes.data, block.nbytes, self._cuda.memcpyHostToDevice)
         for start in range(block.nbytes, nbytes, block.nbytes):
             size = min(block.nbytes, nbytes - start)

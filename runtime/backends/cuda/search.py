@@ -6,6 +6,9 @@
 Candidates are cuDNN's named algorithms and, of the graph API, the first eight that its heuristic names, those without
 workspace, and those that need far less of it. One that fails, or whose results differ from float64 by more than its
 precision allows, or from those of another candidate, is left out and named.
+
+A time is that of the whole op: where vdnn's own kernels have to finish what cuDNN leaves undone (bias and activation, a
+filter gradient to be widened), the time their bytes take is added.
 """
 
 from __future__ import annotations
@@ -14,17 +17,19 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from vdnn.errors import VdnnError
+from vdnn.layers.tensor import DTYPE_BYTES
 from vdnn.memory.costs import Candidate
 from vdnn.runtime.algorithm_table import AlgorithmTable, Measured, read_table
 from vdnn.runtime.backends.cuda.cudnn import CudnnError
 from vdnn.runtime.backends.cuda.cudnn_conv import ConvPlan, ConvProblem
-from vdnn.runtime.backends.cuda.cudnn_graph import INEXACT
-from vdnn.runtime.backends.cuda.products import GRAPH_LABEL, Products
+from vdnn.runtime.backends.cuda.cudnn_graph import FUSED, INEXACT
+from vdnn.runtime.backends.cuda.products import GRAPH_LABEL, Products, tail_bytes, workspace_bytes
 from vdnn.runtime.backends.cuda.trial import Trial, relative_difference, room_for
 from vdnn.units import MIB
 
@@ -34,9 +39,21 @@ FEW_BYTES = MIB
 """A workspace up to this many bytes counts as none: descriptors of a few hundred bytes, small filters transposed."""
 METHOD = 2
 """Counts changes in what is tried and how it is timed; tables of another number are measured anew."""
-TOLERANCE: Mapping[str, float] = {"fp32": 5e-5, "tf32": 1e-3}
+BRIEF_METHOD = 3
+"""The same for tensor cores and NHWC, where the short list is brief."""
+BRIEF_FIRST = 3
+"""In place of FIRST in a brief short list, of plans that leave the epilogue undone where others apply it."""
+BRIEF_BUILT = 16
+"""Plans of the graph API that are built for it, with and without the epilogue each."""
+TOLERANCE: Mapping[str, float] = {"fp32": 5e-5, "tf32": 1e-3, "bf16": 4e-3, "fp16": 5e-4}
 """Error of a result relative to the size of results. fp32: what sums of up to 10^7 products in any order make; cuDNN's
-Winograd with 5x5 filters shows 3e-3 (measured, H200, cuDNN 9.19). TF32 keeps 10 bits of each operand: about 3e-4."""
+Winograd with 5x5 filters shows 3e-3 (measured, H200, cuDNN 9.19). TF32 keeps 10 bits of each operand: about 3e-4.
+bf16, fp16: operands are exact and sums are fp32, so that it is the rounding of what is stored, of 8 and 11 bits: with
+results spread evenly over a binade 2^-7 and 2^-10 times sqrt(3/7/12), 1.5e-3 and 1.9e-4; the rest is a margin."""
+SAVE_S = 1.0
+"""Times of ops come by the hundred, a few ms each; a table takes longer to write."""
+LAUNCH_MS = 0.002
+"""What a further kernel takes at least."""
 
 
 def cache_folder() -> Path:
@@ -44,26 +61,41 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "vdnn" / "algorithms"
 
 
-def shortlist(plans: Sequence[ConvPlan]) -> list[ConvPlan]:
-    """The plans worth timing, in their order: all named algorithms, and those of the graph API that the module says."""
-    chosen, rank, least = [], 0, float("inf")
+def shortlist(plans: Sequence[ConvPlan], brief: bool = False) -> list[ConvPlan]:
+    """The plans worth timing, in their order: all named algorithms, and those of the graph API that the module says.
+
+    brief: for having no workspace no more than make FIRST of those; in NHWC almost every plan has none.
+    """
+    fused = any(plan.algorithm.startswith(FUSED) for plan in plans)
+    first = {GRAPH_LABEL: BRIEF_FIRST if brief and fused else FIRST, FUSED: FIRST}
+    rank, empty = dict.fromkeys(first, 0), dict.fromkeys(first, 0)
+    least = dict.fromkeys(first, float("inf"))
+    chosen = []
     for plan in plans:
-        if plan.algorithm.startswith(GRAPH_LABEL):
-            rank += 1
-            if rank > FIRST and plan.workspace_bytes > FEW_BYTES and plan.workspace_bytes > least / 2:
+        kind = next((label for label in first if plan.algorithm.startswith(label)), None)
+        if kind is not None:
+            rank[kind] += 1
+            needs_none = plan.workspace_bytes <= FEW_BYTES
+            wanted = not brief or empty[kind] < first[kind] if needs_none else plan.workspace_bytes <= least[kind] / 2
+            if rank[kind] > first[kind] and not wanted:
                 continue
-            least = min(least, plan.workspace_bytes)
+            empty[kind] += needs_none
+            least[kind] = min(least[kind], plan.workspace_bytes)
         chosen.append(plan)
     return chosen
 
 
 def trial_order(plans: Sequence[ConvPlan]) -> list[ConvPlan]:
-    """First the reference, a product in fp32 of least workspace; then the graph API's, the likely fastest first."""
+    """First the reference, a product in fp32 of least workspace; then the likely fastest first: those that apply the
+    epilogue, the graph API's, the named ones."""
     if not plans:
         return []
-    reference = min(plans, key=lambda p: (not INEXACT.isdisjoint(p.notes), p.workspace_bytes))
+    bare = [plan for plan in plans if not plan.algorithm.startswith(FUSED)]
+    reference = min(bare or plans, key=lambda p: (not INEXACT.isdisjoint(p.notes), p.workspace_bytes))
     rest = [p for p in plans if p is not reference]
-    return [reference, *sorted(rest, key=lambda p: not p.algorithm.startswith(GRAPH_LABEL))]
+    labels = (FUSED, GRAPH_LABEL, "")
+    order = {id(p): next(n for n, label in enumerate(labels) if p.algorithm.startswith(label)) for p in rest}
+    return [reference, *sorted(rest, key=lambda p: order[id(p)])]
 
 
 class Search:
@@ -73,8 +105,9 @@ class Search:
         key: what measured times depend on besides the problem: gpu, driver, cudnn, layout.
         limit_bytes: most device memory that a measurement may take.
         stream: the cupy stream of the handle.
-        precision: "fp32", or "tf32" for candidates on tensor cores too.
+        precision: "fp32", "tf32" for candidates on tensor cores too, "bf16" or "fp16".
         candidates: "all", or "named" for cuDNN's named algorithms only.
+        stream_gbps: 10^9 bytes a second that kernels read and write which finish what cuDNN leaves undone.
         note: told in words what was measured and what was left out.
     """
 
@@ -87,16 +120,22 @@ class Search:
         *,
         precision: str = "fp32",
         candidates: str = "all",
+        stream_gbps: float = float("inf"),
         note: Callable[[str], None] | None = None,
     ):
         self.products, self.limit_bytes, self.stream, self.note = products, limit_bytes, stream, note
-        self.key = {**key, "precision": precision, "method": METHOD}
+        self.stream_gbps = stream_gbps
+        self.brief = (precision, key.get("layout")) != ("fp32", "NCHW")
+        self.key = {**key, "precision": precision, "method": BRIEF_METHOD if self.brief else METHOD}
         if candidates != "all":
             self.key["candidates"] = candidates
         self.precision, self.named_only = precision, candidates == "named"
         digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:16]
         self.path = cache_folder() / f"{digest}.json"
         self.known: dict[str, Measured] = {}
+        self._planning_s = 0.0
+        self.ops: dict[str, float] = {}
+        self._unsaved_since: float | None = None
         self._load()
 
     def candidates(self, problem: ConvProblem) -> tuple[Candidate, ...]:
@@ -105,9 +144,10 @@ class Search:
         if key not in self.known or not self.known[key].serves(self.limit_bytes):
             started = perf_counter()
             self.known[key] = self._measure(problem)
+            seconds = perf_counter() - started
             self._save()
             if self.note is not None:
-                self.note(_words(problem, self.known[key], perf_counter() - started))
+                self.note(_words(problem, self.known[key], seconds, self._planning_s))
         return self.known[key].candidates
 
     def knows_all(self, problem: ConvProblem) -> bool:
@@ -116,8 +156,15 @@ class Search:
         return self.known[str(problem)].limit_bytes is None
 
     def _measure(self, problem: ConvProblem) -> Measured:
-        plans = self.products.plans(problem, tensor_cores=self.precision != "fp32", named_only=self.named_only)
-        plans = shortlist(plans)
+        started = perf_counter()
+        plans = self.products.plans(
+            problem,
+            tensor_cores=self.precision != "fp32",
+            named_only=self.named_only,
+            most=BRIEF_BUILT if self.brief else None,
+        )
+        self._planning_s = perf_counter() - started
+        plans = shortlist(plans, self.brief)
         room = self.limit_bytes - room_for(problem)
         fits = [plan for plan in plans if plan.workspace_bytes <= room]
         if not fits:
@@ -128,12 +175,14 @@ class Search:
         return Measured(found, None if len(fits) == len(plans) else self.limit_bytes, left_out)
 
     def _time_all(self, plans: Sequence[ConvPlan], trial: Trial) -> tuple[tuple[Candidate, ...], dict[str, str]]:
-        best, reference = float("inf"), None
+        best = float("inf")
+        references: dict[bool, Any] = {}
         found: list[Candidate] = []
         left_out: dict[str, str] = {}
         for plan in trial_order(plans):
+            rest_ms = self.rest_ms(trial.problem, plan.algorithm)
             try:
-                result = trial.run(plan, best)
+                result = trial.run(plan, best - rest_ms)
             except CudnnError as error:  # one candidate that fails is one candidate less; the next is tried
                 left_out[plan.algorithm] = error.status_name
                 continue
@@ -143,37 +192,66 @@ class Search:
             if not result.stays_within:  # as if the tensor were whole: other channels of it would be lost
                 left_out[plan.algorithm] = "writes between the channels it is given"
                 continue
-            if reference is None:
-                reference = result.sample
+            fused = plan.algorithm.startswith(FUSED)
+            if fused and True not in references and False in references:
+                references[True] = trial.finished(references[False])
             # float64 is compared with in few places, other candidates in many
-            difference = relative_difference(result.sample, reference)
+            difference = relative_difference(result.sample, references.setdefault(fused, result.sample))
             if difference > 2 * TOLERANCE[self.precision]:
                 left_out[plan.algorithm] = f"differs from others by {difference:.1e}"
                 continue
-            best = min(best, result.time_ms)
-            math = "fp32" if result.error <= TOLERANCE["fp32"] else "tf32"
+            time_ms = result.time_ms + rest_ms
+            best = min(best, time_ms)
+            math = "fp32" if result.error <= TOLERANCE["fp32"] else self.precision
             deterministic = plan.deterministic and result.repeats
-            found.append(Candidate(plan.algorithm, result.time_ms, plan.workspace_bytes, deterministic, math))
+            nbytes = workspace_bytes(plan, trial.problem)
+            found.append(Candidate(plan.algorithm, time_ms, nbytes, deterministic, math))
         return tuple(sorted(found, key=lambda c: (c.time_ms, c.workspace_bytes))), left_out
+
+    def keep_op(self, key: str, time_ms: float) -> None:
+        """Keep the time of an op that is no convolution beside them; on disk after SAVE_S, or by `flush`."""
+        self.ops[key] = time_ms
+        self._unsaved_since = self._unsaved_since or perf_counter()
+        if perf_counter() - self._unsaved_since > SAVE_S:
+            self._save()
+
+    def flush(self) -> None:
+        """Write what is not on disk yet."""
+        if self._unsaved_since is not None:
+            self._save()
+
+    def rest_ms(self, problem: ConvProblem, algorithm: str) -> float:
+        """Time of what is left to be done when the algorithm has run."""
+        if problem.epilogue and not algorithm.startswith(FUSED):  # y is read and written once more
+            nbytes = 2 * prod(problem.y) * DTYPE_BYTES[problem.dtype]
+        elif problem.scratch_bytes:
+            nbytes = problem.scratch_bytes + prod(problem.w) * DTYPE_BYTES["float32"]
+        else:
+            nbytes = 2 * tail_bytes(problem, algorithm)
+        return nbytes / (1e6 * self.stream_gbps) + LAUNCH_MS if nbytes else 0.0
 
     def _load(self) -> None:
         try:
-            self.known = read_table(self.path.read_text(encoding="utf-8"), self.path.name).problems
+            table = read_table(self.path.read_text(encoding="utf-8"), self.path.name)
         except (OSError, ValueError, VdnnError):
-            self.known = {}  # nothing kept yet, or a damaged file: measure again
+            table = AlgorithmTable(self.key)  # nothing kept yet, or a damaged file: measure again
+        self.known, self.ops = table.problems, table.ops
 
     def _save(self) -> None:
+        self._unsaved_since = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            AlgorithmTable(self.key, self.known).save(self.path)
+            AlgorithmTable(self.key, self.known, self.ops).save(self.path)
         except (OSError, VdnnError):
             return  # a cache that cannot be written costs time at the next start, nothing else
 
 
-def _words(problem: ConvProblem, found: Measured, seconds: float) -> str:
+def _words(problem: ConvProblem, found: Measured, seconds: float, planning_s: float) -> str:
     """One line on what was measured: how many, the fastest, what was left out and why."""
     shapes = f"{problem.direction} x {problem.x} w {problem.w} stride {problem.stride}"
-    text = f"measured {shapes} in {seconds:.1f} s: {len(found.candidates)} algorithms"
+    shapes += f", {problem.epilogue}" if problem.epilogue else ""
+    times = f"{seconds:.1f} s, {planning_s:.1f} s of it for plans"
+    text = f"measured {shapes} in {times}: {len(found.candidates)} algorithms"
     if found.candidates:
         fastest = found.candidates[0]
         text += f", fastest {fastest.algorithm} {fastest.time_ms:.3g} ms"

@@ -1,4 +1,5 @@
-// Stochastic gradient descent in two kernels, so that a gradient which is not finite never touches a weight; see sgd.py.
+// Stochastic gradient descent in two kernels, so that a gradient which is not finite never touches a weight: of one
+// parameter, or of many in a table; see sgd.py.
 
 template <bool INSIDE>
 __device__ __forceinline__ bool all_finite(const Share<4>& share, const float* dw, i64 size) {
@@ -22,45 +23,103 @@ extern "C" __global__ void __launch_bounds__(THREADS) sgd_check(
 }
 
 struct Rule {
-    float rate, momentum, decay;
+    float rate, momentum, decay, unscale;
     bool nesterov;
 };
 
-template <bool INSIDE>
+// All loads come before the first store: the compiler cannot know that w and v are not each other's bytes.
+template <bool INSIDE, bool MOMENTUM>
 __device__ __forceinline__ void update_share(
     const Share<4>& share, const float* dw, float* w, float* v, i64 size, Rule rule) {
+    float gradient[UNROLL][4], weight[UNROLL][4], velocity[UNROLL][4];
 #pragma unroll
     for (int k = 0; k < UNROLL; ++k) {
-        const i64 i = share.index(k);
-        if (!INSIDE && i >= size) return;
-        float gradient[4], weight[4], velocity[4] = {};
-        load<INSIDE>(dw, i, size, gradient);
-        load<INSIDE>(w, i, size, weight);
-        if (v) load<INSIDE>(v, i, size, velocity);
+        load<INSIDE>(dw, share.index(k), size, gradient[k]);
+        load<INSIDE>(w, share.index(k), size, weight[k]);
+        if (MOMENTUM) load<INSIDE>(v, share.index(k), size, velocity[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < UNROLL; ++k) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            float change = gradient[j] + rule.decay * weight[j];
-            if (v) {
-                velocity[j] = velocity[j] * rule.momentum + change;
-                change = rule.nesterov ? change + rule.momentum * velocity[j] : velocity[j];
+            float change = gradient[k][j] * rule.unscale + rule.decay * weight[k][j];
+            if (MOMENTUM) {
+                velocity[k][j] = velocity[k][j] * rule.momentum + change;
+                change = rule.nesterov ? change + rule.momentum * velocity[k][j] : velocity[k][j];
             }
-            weight[j] -= change * rule.rate;
+            weight[k][j] -= change * rule.rate;
         }
-        store<INSIDE>(w, i, size, weight);
-        if (v) store<INSIDE>(v, i, size, velocity);
+        store<INSIDE>(w, share.index(k), size, weight[k]);
+        if (MOMENTUM) store<INSIDE>(v, share.index(k), size, velocity[k]);
     }
 }
 
-// v = momentum * v + dw + decay * w; w -= lr * (v, or dw + decay * w + momentum * v for Nesterov). Without momentum
-// (v is null) w -= lr * (dw + decay * w). Nothing while not_finite is set.
+__device__ __forceinline__ void update(
+    const Share<4>& share, const float* dw, float* w, float* v, i64 size, Rule rule) {
+    if (v && share.inside(size))
+        update_share<true, true>(share, dw, w, v, size, rule);
+    else if (v)
+        update_share<false, true>(share, dw, w, v, size, rule);
+    else if (share.inside(size))
+        update_share<true, false>(share, dw, w, v, size, rule);
+    else
+        update_share<false, false>(share, dw, w, v, size, rule);
+}
+
+// With g = dw * unscale + decay * w: v = momentum * v + g; w -= lr * (v, or g + momentum * v for Nesterov). Without
+// momentum (v is null) w -= lr * g. Nothing while not_finite is set.
 extern "C" __global__ void __launch_bounds__(THREADS) sgd_update(
     const float* dw, float* w, float* v, i64 size, u32 chunks, const StepRecord* step, float momentum, float decay,
     int nesterov) {
     if (step->not_finite) return;
-    const Rule rule{step->lr, momentum, decay, nesterov != 0};
-    const Share<4> share(chunks);
-    if (share.inside(size))
-        update_share<true>(share, dw, w, v, size, rule);
-    else
-        update_share<false>(share, dw, w, v, size, rule);
+    const Rule rule{step->lr, momentum, decay, step->unscale, nesterov != 0};
+    update(Share<4>(chunks), dw, w, v, size, rule);
+}
+
+constexpr int UPDATES = 96;  // parameters in a table: the arguments of a kernel have 4 KiB in all
+
+// One parameter; its part of the grid begins at block `first`. vdnn.runtime.backends.cuda.sgd.TABLE
+struct Update {
+    const float* dw;
+    float *w, *v;
+    i64 size;
+    u32 first;
+    float decay;
+};
+
+struct Updates {
+    Update of[UPDATES];
+};
+static_assert(sizeof(Updates) == 40 * UPDATES, "an update has 40 bytes");
+
+// The number of the last of `count` parameters that begins at this block or before it.
+__device__ __forceinline__ u32 parameter_of_block(const Updates& table, u32 count) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        if (table.of[middle].first <= blockIdx.x)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// sgd_check of `count` parameters
+extern "C" __global__ void __launch_bounds__(THREADS) sgd_check_all(
+    const __grid_constant__ Updates table, u32 count, StepRecord* step) {
+    const Update& one = table.of[parameter_of_block(table, count)];
+    const Share<4> share(0, blockIdx.x - one.first);
+    const bool finite =
+        share.inside(one.size) ? all_finite<true>(share, one.dw, one.size) : all_finite<false>(share, one.dw, one.size);
+    if (!finite) step->not_finite = 1;
+}
+
+// sgd_update of `count` parameters
+extern "C" __global__ void __launch_bounds__(THREADS) sgd_update_all(
+    const __grid_constant__ Updates table, u32 count, const StepRecord* step, float momentum, int nesterov) {
+    if (step->not_finite) return;
+    const Update& one = table.of[parameter_of_block(table, count)];
+    const Rule rule{step->lr, momentum, one.decay, step->unscale, nesterov != 0};
+    update(Share<4>(0, blockIdx.x - one.first), one.dw, one.w, one.v, one.size, rule);
 }

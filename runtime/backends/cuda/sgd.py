@@ -1,32 +1,77 @@
 """Stochastic gradient descent on the GPU; see vdnn.layers.lower.Update for the formula, and sgd.cu.
 
-sgd_update(op, {"dw": dw, "step": record, "w": w, "v": v, "status": record}, kernels, stream)
+    sgd_update(op, {"dw": dw, "step": record, "w": w, "v": v, "status": record}, kernels, stream)
+
+dw, w, v: any shape, float32, of one layout, without gaps, on 16 bytes; v where op.attrs["momentum"] is not 0. step and
+status are one 64-byte record: lr, unscale and not_finite are read from it, and not_finite is set before any weight is
+touched.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from vdnn.errors import VdnnError
 from vdnn.layers.op import Op
+from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.launch import Arrays, Kernels, Rows, rows_of
+from vdnn.runtime.backends.cuda.source import STRUCTS, constants, source
+
+UPDATES = constants(source())["UPDATES"]
+"""Parameters of one launch."""
+TABLE = np.dtype([("of", STRUCTS["Updates"], UPDATES)])
+"""struct Updates. CuPy passes an array of one such element by value."""
 
 
 def sgd_update(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
-    """v = momentum * v + dw + decay * w; w -= lr * (v, or Nesterov's look ahead); nothing once a dw is not finite.
+    """With g = dw * unscale + decay * w: v = momentum * v + g; w -= lr * (v, or Nesterov's look ahead); nothing once a
+    dw is not finite."""
+    found, rows = _parameter(op, arrays, "")
+    dw, w, *v = (array.ptr for array in found)
+    size, chunks, _ = rows.args
+    status = arrays["status"].ptr
+    kernels.launch("sgd_check", rows.blocks, [dw, size, chunks, status], stream)
+    attrs = op.attrs
+    args = [dw, w, v[0] if v else 0, size, chunks, status]
+    args += [attrs["momentum"], attrs["weight_decay"], bool(attrs["nesterov"])]
+    kernels.launch("sgd_update", rows.blocks, args, stream)
 
-    dw, w, v: any shape, float32, of one layout, without gaps, on 16 bytes; v where op.attrs["momentum"] is not 0. step
-    and status are one 64-byte record: lr and not_finite are read from it, and not_finite is set before any weight is
-    touched.
+
+def sgd_update_all(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
+    """sgd_update of parameters dw0, w0, v0, dw1, ..., all of them or none, in a few launches.
+
+    op.attrs["weight_decay"]: a number for each.
     """
-    found = rows_of(op, arrays, "dw", "w", *(["v"] if "v" in arrays else []))
+    status, tables = arrays["status"].ptr, list(_tables(op, arrays))
+    for blocks, count, table in tables:
+        kernels.launch("sgd_check_all", blocks, [table, count, status], stream)
+    rule = [op.attrs["momentum"], bool(op.attrs["nesterov"])]
+    for blocks, count, table in tables:
+        kernels.launch("sgd_update_all", blocks, [table, count, status, *rule], stream)
+
+
+def _tables(op: Op, arrays: Arrays) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """Blocks of a launch, its parameters, and struct Updates of them."""
+    decays = op.attrs["weight_decay"]
+    for first in range(0, len(decays), UPDATES):
+        table, blocks, part = np.zeros((), TABLE), 0, decays[first : first + UPDATES]
+        for i, decay in enumerate(part):
+            found, rows = _parameter(op, arrays, str(first + i))
+            dw, w, *v = (array.ptr for array in found)
+            table["of"][i] = dw, w, v[0] if v else 0, rows.inner, blocks, decay
+            blocks += rows.blocks
+        yield blocks, len(part), table
+
+
+def _parameter(op: Op, arrays: Arrays, number: str) -> tuple[list[DeviceArray], Rows]:
+    """dw, w and, if there is momentum, v of one parameter, and their numbers as a row."""
+    v = f"v{number}"
+    found = rows_of(op, arrays, f"dw{number}", f"w{number}", *([v] if v in arrays else []))
     rows = Rows.of(*found)
     if rows.count > 1 or rows.width == 1:
         raise VdnnError(f"op '{op.name}': expected dw, w and v without gaps and on 16 bytes, got {found}")
-    dw, w, status = found[0].ptr, found[1].ptr, arrays["status"].ptr
-    v = found[2].ptr if len(found) > 2 else 0
-    size, chunks, _ = rows.args
-    kernels.launch("sgd_check", rows.blocks, [dw, size, chunks, status], stream)
-    attrs = op.attrs
-    args = [dw, w, v, size, chunks, status, attrs["momentum"], attrs["weight_decay"], bool(attrs["nesterov"])]
-    kernels.launch("sgd_update", rows.blocks, args, stream)
+    return found, rows

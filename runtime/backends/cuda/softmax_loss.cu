@@ -27,9 +27,9 @@ __device__ __forceinline__ Choice best_of_block(Choice own) {
 
 // A label outside of 0 .. K - 1 gives a loss that is not a number: no host waits here to raise an error.
 extern "C" __global__ void __launch_bounds__(THREADS) softmax_loss_forward(
-    const float* x, i64 x_stride, const int* labels, float* probs, float* loss, u8* correct, int k, float smoothing) {
+    const Real* x, i64 x_stride, const int* labels, float* probs, float* loss, u8* correct, int k, float smoothing) {
     const i64 image = blockIdx.x;
-    const float* scores = x + image * x_stride;
+    const Real* scores = x + image * x_stride;
     float* row = probs + image * k;
     Choice own{__int_as_float(0xff800000), 0x7fffffff};
     for (int i = threadIdx.x; i < k; i += THREADS) own = better(own, Choice{scores[i], i});
@@ -52,12 +52,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_loss_forward(
 
 // dx[n, i] = (probs[n, i] - smoothing / K - (1 - smoothing where i is the label)) * weight * gradient_scale
 extern "C" __global__ void __launch_bounds__(THREADS) softmax_loss_backward(
-    const float* probs, const int* labels, const StepRecord* step, float* dx, i64 dx_stride, int k, float share,
+    const float* probs, const int* labels, const StepRecord* step, Real* dx, i64 dx_stride, int k, float share,
     float at_label, double weight, int accumulate) {
     const i64 image = blockIdx.x;
     const int label = labels[image];
     const float scale = label >= 0 && label < k ? float(weight * step->gradient_scale) : not_a_number();
-    float* row = dx + image * dx_stride;
+    Real* row = dx + image * dx_stride;
     for (int i = threadIdx.x; i < k; i += THREADS) {
         const float gradient = (probs[image * k + i] - share - (i == label ? at_label : 0.0f)) * scale;
         row[i] = accumulate ? row[i] + gradient : gradient;

@@ -2,9 +2,9 @@
 
     softmax_loss_forward(op, {"x": x, "labels": labels, "probs": probs, "loss": loss, "correct": correct}, ...)
 
-x, dx (N, K) or (N, K, 1, 1), may be channels of a larger tensor; probs (N, K); loss (N,), all float32; labels (N,)
-int32; correct (N,) uint8; step the 64-byte record. A label outside of 0 .. K - 1 gives a loss and a gradient that are
-not numbers, so that no weight is updated.
+x, dx (N, K) or (N, K, 1, 1), activations, may be channels of a larger tensor; probs (N, K); loss (N,), both float32;
+labels (N,) int32; correct (N,) uint8; step the 64-byte record. A label outside of 0 .. K - 1 gives a loss and a
+gradient that are not numbers, so that no weight is updated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vdnn.runtime.backends.cuda.launch import Arrays, Kernels, operands
 
 def softmax_loss_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """probs = softmax(x); loss = -sum t * log probs per image; correct = 1 where the first largest x is the label's."""
-    x, probs, loss = operands(op, arrays, "x", "probs", "loss")
+    (x,), (probs, loss) = operands(op, arrays, "x", dtype=kernels.dtype), operands(op, arrays, "probs", "loss")
     n, k = probs.shape
     places = [array.ptr for array in (arrays["labels"], probs, loss, arrays["correct"])]
     args = [x.ptr, x.image_stride, *places, k, op.attrs["label_smoothing"]]
@@ -26,7 +26,7 @@ def softmax_loss_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) 
 
 def softmax_loss_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """dx = (probs - t) * weight * gradient_scale; added to dx if op accumulates it."""
-    probs, dx = operands(op, arrays, "probs", "dx")
+    (probs,), (dx,) = operands(op, arrays, "probs"), operands(op, arrays, "dx", dtype=kernels.dtype)
     (n, k), smoothing = probs.shape, op.attrs["label_smoothing"]
     places = [probs.ptr, arrays["labels"].ptr, arrays["step"].ptr, dx.ptr, dx.image_stride]
     args = [*places, k, smoothing / k, 1 - smoothing, op.attrs["weight"], bool(op.accumulate)]

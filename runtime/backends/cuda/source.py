@@ -1,11 +1,12 @@
 """The CUDA source of vdnn's own kernels as one text, how it is compiled, and what its kernels take as arguments.
 
-    text = source()
+    text = source("bfloat16")
     signatures(text)["relu_forward"]      # (("x", "float*"), ("x_stride", "i64"), ...)
     constants(text)["THREADS"]            # 256
 
 It lies in the `.cu` and `.cuh` files beside this one. Kernels are `extern "C"`; their arguments are named by the short
-types of common.cuh, so that the host converts every argument to the width that the kernel declares.
+types of real.cuh, so that the host converts every argument to the width that the kernel declares. Activations and
+their gradients have one type a run, there called Real; the source is compiled for that one.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ import numpy as np
 from vdnn.errors import VdnnError
 
 FILES = (
+    "real.cuh",
     "common.cuh",
     "channels.cuh",
+    "columns.cuh",
     "copy.cu",
     "layout.cu",
     "relu.cu",
     "bias.cu",
+    "prepare.cu",
     "pool.cu",
     "pool_fixed.cu",
     "pool_pixels.cu",
+    "pool_pixels_fixed.cu",
     "lrn.cu",
     "lrn_pixels.cu",
     "batchnorm.cu",
+    "batchnorm_gradient.cu",
     "dropout.cu",
     "softmax_loss.cu",
     "sgd.cu",
@@ -42,6 +48,9 @@ FILES = (
 
 OPTIONS = ("-std=c++17", "-fmad=false")
 """Of the compiler. Without fused multiply-adds results round as on the CPU; memory is the limit, not arithmetic."""
+
+STORAGE: Mapping[str, str] = {"float32": "float", "bfloat16": "bfloat16", "float16": "float16"}
+"""dtype of activations and their gradients → its type in real.cuh."""
 
 SCALARS: Mapping[str, Callable[[float], Any]] = {
     "int": np.int32,
@@ -53,24 +62,38 @@ SCALARS: Mapping[str, Callable[[float], Any]] = {
 }
 """The type of an argument → that of its value; every other type is a pointer, np.uint64."""
 
+STRUCTS: Mapping[str, np.dtype[Any]] = {
+    "Updates": np.dtype(
+        [("dw", "<u8"), ("w", "<u8"), ("v", "<u8"), ("size", "<i8"), ("first", "<u4"), ("decay", "<f4")]
+    ),
+}
+"""The type of an argument that is a table, passed whole → that of its rows, of which the kernel states how many."""
+
 Signature = tuple[tuple[str, str], ...]
 
 _KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(THREADS\) (\w+)\(([^)]*)\)')
+_QUALIFIERS = re.compile(r"\b(?:const|__grid_constant__) ")
 _CONSTANT = re.compile(r"^constexpr int (\w+) = (\d+);", re.MULTILINE)
 
 
 @cache
-def source() -> str:
-    """All files, each after a #line directive, so that a compiler's message names the file."""
+def source(dtype: str = "float32") -> str:
+    """All files, each after a #line directive, so that a compiler's message names the file.
+
+    dtype: of activations and their gradients, a key of STORAGE; VdnnError if it is another.
+    """
+    if dtype not in STORAGE:
+        raise VdnnError(f"CUDA kernels: expected activations of {', '.join(STORAGE)}, got {dtype}; choose a precision")
     folder = files(__package__)
-    return "".join(f'#line 1 "{name}"\n{(folder / name).read_text(encoding="utf-8")}\n' for name in FILES)
+    text = "".join(f'#line 1 "{name}"\n{(folder / name).read_text(encoding="utf-8")}\n' for name in FILES)
+    return f"#define STORAGE {STORAGE[dtype]}\n{text}"
 
 
 def signatures(text: str) -> dict[str, Signature]:
     """The arguments, (name, type), of every kernel in `text`."""
     found: dict[str, Signature] = {}
     for name, arguments in _KERNEL.findall(text):
-        words = [argument.replace("const ", "").rsplit(None, 1) for argument in arguments.split(",")]
+        words = [_QUALIFIERS.sub("", argument).rsplit(None, 1) for argument in arguments.split(",")]
         found[name] = tuple((word, kind.strip()) for kind, word in words)
     return found
 
@@ -80,8 +103,8 @@ def constants(text: str) -> dict[str, int]:
     return {name: int(value) for name, value in _CONSTANT.findall(text)}
 
 
-def convert(name: str, signature: Signature, args: Sequence[float]) -> tuple[Any, ...]:
-    """`args` of kernel `name` as NumPy scalars of the types it declares, pointers as uint64.
+def convert(name: str, signature: Signature, args: Sequence[Any]) -> tuple[Any, ...]:
+    """`args` of kernel `name` as NumPy scalars of the types it declares, pointers as uint64, tables as they are.
 
     VdnnError if there are too many or too few, or if one does not fit its type.
     """
@@ -89,6 +112,9 @@ def convert(name: str, signature: Signature, args: Sequence[float]) -> tuple[Any
         raise VdnnError(f"kernel '{name}': expected {len(signature)} arguments, got {len(args)}")
     values = []
     for (argument, kind), arg in zip(signature, args, strict=True):
+        if kind in STRUCTS:
+            values.append(arg)
+            continue
         try:
             values.append(SCALARS.get(kind, np.uint64)(arg))
         except OverflowError as error:

@@ -4,15 +4,14 @@
         result = trial.run(plan, best_ms)
         result.time_ms, result.error, result.repeats, relative_difference(result.sample, reference)
 
-Operands are random. Before every timed run a scratch larger than the L2 cache is written, if the limit has room for it:
-the operands then come from memory as in a training step, and the GPU is busy until the host has issued the run.
+Operands are random numbers as they are stored, see operands.py. Before every timed run a scratch larger than the L2
+cache is written, if the limit has room for it: the operands then come from memory as in a training step, and the GPU is
+busy until the host has issued the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from math import prod
 from statistics import median
 from types import TracebackType
@@ -21,17 +20,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vdnn.layers.tensor import DTYPE_BYTES
 from vdnn.runtime.backends.cuda.cudnn import Handle
 from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvPlan, ConvProblem
+from vdnn.runtime.backends.cuda.cudnn_graph import FUSED
 from vdnn.runtime.backends.cuda.exact import Piece, exact_pieces
 from vdnn.runtime.backends.cuda.libraries import load_cupy
+from vdnn.runtime.backends.cuda.operands import NUMPY_DTYPES, Operands, load
 
 ROUNDS = 5
 """Timed runs, of which the median counts."""
 GIVE_UP = 1.5
 """A plan whose first timed run takes this many times the best is not run again."""
 ALIGN = 512
-ImageOf = Callable[[str, int], NDArray[np.float32]]
 SAMPLE = 2**18
 """Results compared at the start, in the middle and at the end of the output."""
 BUSY_BYTES = 5 * 2**28
@@ -46,7 +47,7 @@ class Result:
     Args:
         time_ms: the median.
         error: root of the mean square of its differences from float64, over that of its results.
-        sample: some of its results, for a comparison with other plans.
+        sample: some of its results, for a comparison with other plans that do or do not apply the epilogue as it does.
         repeats: whether two runs gave the same bits there.
         stays_within: whether what lies between its images or pixels, such as other channels, was left alone there.
     """
@@ -59,9 +60,10 @@ class Result:
 
 
 def operand_bytes(problem: ConvProblem) -> dict[str, int]:
-    """Bytes of "x", "w" and "y" with the gaps between their images."""
-    shapes, strides = {"x": problem.x, "w": problem.w, "y": problem.y}, problem.strides()
-    return {role: 4 * shape[0] * strides[role][0] for role, shape in shapes.items()}
+    """Bytes of "x", "w" and "y" with the gaps between their images, and of a bias "b"."""
+    shapes, strides, size = {"x": problem.x, "w": problem.w, "y": problem.y}, problem.strides(), _size(problem)
+    found = {role: size * shape[0] * strides[role][0] for role, shape in shapes.items()}
+    return {**found, "b": size * problem.w[0]} if problem.epilogue else found
 
 
 def room_for(problem: ConvProblem) -> int:
@@ -91,18 +93,19 @@ class Trial:
         self.nbytes = needed + self.scratch_bytes
         self._memory = 0
         self._exact: list[Piece] = []
+        self._operands = Operands(problem)
+        self._samples: dict[str, list[tuple[NDArray[np.int64], NDArray[np.bool_]]]] = {}
 
     def __enter__(self) -> Trial:
         self._memory = offset = int(self._runtime.malloc(self.nbytes))
         self._places = {}
-        for seed, (role, nbytes) in enumerate(self._sizes.items()):
+        for role, nbytes in self._sizes.items():
             self._places[role] = offset
-            self._fill_random(offset, nbytes // 4, seed)
+            self._operands.fill(role, offset, nbytes // _size(self.problem), self._runtime, self.stream)
             offset += _aligned(nbytes)
         self._workspace, self._scratch = offset, offset + self._workspace_bytes
         self.stream.synchronize()
-        images = lru_cache(maxsize=2)(self._image)  # of both operands: in NHWC channels come with their image
-        self._exact = exact_pieces(self.problem, partial(self._read, image_of=images))
+        self._exact = exact_pieces(self.problem, self._operands.read, self._operands.repeat)
         return self
 
     def __exit__(
@@ -118,16 +121,18 @@ class Trial:
         """Run `plan` a few times; CudnnError if it refuses."""
         names = OPERANDS[self.problem.direction]
         a, b, out = (self._places[role] for role in names)
+        fused = plan.algorithm.startswith(FUSED)
+        extra = (self._places["b"],) if fused else ()
         # what an earlier plan left must not pass for the result of one that writes nothing
         self._runtime.memsetAsync(out, NAN_BYTE, self._sizes[names[2]], self.stream.ptr)
 
         def launch() -> None:
-            plan.run(self.handle, a, b, out, self._workspace, False)
+            plan.run(self.handle, a, b, out, self._workspace, False, *extra)
 
         launch()
         self.stream.synchronize()
         sample, between = self._sample(names[2])
-        error = self._error(names[2], sample)
+        error = self._error(names[2], sample, fused)
         times = [self._timed(launch)]
         if times[0] <= GIVE_UP * best_ms:
             times += [self._timed(launch) for _ in range(ROUNDS - 1)]
@@ -147,10 +152,29 @@ class Trial:
         end.synchronize()
         return float(self._cupy.cuda.get_elapsed_time(start, end))
 
-    def _error(self, role: str, sample: NDArray[np.float32]) -> float:
+    def finished(self, sample: NDArray[np.float64]) -> NDArray[np.float64]:
+        """What the epilogue makes of a sample of the convolution alone."""
+        shape, by_pixels = self.problem.y, self.problem.layout == "NHWC"
+        step = self.problem.strides()["y"][3 if by_pixels else 0]
+        places = np.concatenate([piece[inside] for piece, inside in self._sampled("y")])
+        return self._epilogue(sample, places % step // (1 if by_pixels else prod(shape[2:])))
+
+    def _epilogue(self, values: NDArray[np.float64], filters: Any) -> NDArray[np.float64]:
+        """Of the sums of some filters."""
+        if self.problem.epilogue == "bias+relu":
+            values = values + self._operands.bias[filters]
+        return np.maximum(values, 0)
+
+    def _error(self, role: str, sample: NDArray[np.float32], fused: bool) -> float:
         """Of what lies in `role` now; infinite if anything of it is not finite."""
         differences = np.concatenate(
-            [(self._read(role, *piece.place, 1)[0] - piece.values).ravel() for piece in self._exact]
+            [
+                (
+                    self._read(role, *piece.place)
+                    - (self._epilogue(piece.values, piece.place[1]) if fused else piece.values)
+                ).ravel()
+                for piece in self._exact
+            ]
         )
         scale = float(np.sqrt(np.mean(sample.astype(np.float64) ** 2)))
         error = float(np.sqrt(np.mean(differences**2)))
@@ -159,53 +183,46 @@ class Trial:
     def _shape(self, role: str) -> tuple[int, int, int, int]:
         return {"x": self.problem.x, "w": self.problem.w, "y": self.problem.y}[role]
 
-    def _read(
-        self, role: str, i: int, first: int, count: int, *, image_of: ImageOf | None = None
-    ) -> NDArray[np.float32]:
-        """Elements [i, first:first + count] of an operand; in NHWC from its image as `image_of` or `_image` has it."""
+    def _read(self, role: str, i: int, channel: int) -> NDArray[np.float32]:
+        """Elements [i, channel] of an operand, shape (rows, columns); in NHWC its image is copied for it."""
+        (rows, columns), strides = self._shape(role)[2:], self.problem.strides()[role]
         if self.problem.layout == "NHWC":
-            return (image_of or self._image)(role, i)[..., first : first + count].transpose(2, 0, 1)
-        rows, columns = self._shape(role)[2:]
-        found = np.empty((count, rows, columns), np.float32)
-        start = i * self.problem.strides()[role][0] + first * rows * columns
-        kind = self._runtime.memcpyDeviceToHost
-        self._runtime.memcpy(found.ctypes.data, self._places[role] + 4 * start, found.nbytes, kind)
-        return found
+            image = self._copy(role, i * strides[0], rows * columns * strides[3])
+            return image.reshape(rows, columns, strides[3])[..., channel]
+        return self._copy(role, i * strides[0] + channel * rows * columns, rows * columns).reshape(rows, columns)
 
-    def _image(self, role: str, i: int) -> NDArray[np.float32]:
-        """Image or filter i of an operand in NHWC, (rows, columns, channels), channels of others behind its own."""
-        strides = self.problem.strides()[role]
-        found = np.empty((*self._shape(role)[2:], strides[3]), np.float32)
-        source = self._places[role] + 4 * i * strides[0]
-        self._runtime.memcpy(found.ctypes.data, source, found.nbytes, self._runtime.memcpyDeviceToHost)
-        return found
+    def _sample(self, role: str) -> tuple[NDArray[np.float32], NDArray[Any]]:
+        """Some of the elements of an operand, and the bits of those between its images or pixels."""
+        elements, between = [], []
+        for places, inside in self._sampled(role):
+            bits = self._copy_bits(role, int(places[0]), places.size)
+            elements.append(load(bits[inside], self.problem.dtype))
+            between.append(bits[~inside])
+        return np.concatenate(elements), np.concatenate(between)
 
-    def _sample(self, role: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Some of the elements of an operand, and of those between its images or pixels."""
-        address, count = self._places[role], self._sizes[role] // 4
+    def _sampled(self, role: str) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+        """Where a sample of an operand is taken: places, and which of them are the operand's own."""
+        if role in self._samples:
+            return self._samples[role]
+        count = self._sizes[role] // _size(self.problem)
         by_pixels = self.problem.layout == "NHWC"
         step = self.problem.strides()[role][3 if by_pixels else 0]
         own = self._shape(role)[1] if by_pixels else prod(self._shape(role)[1:])
         block = min(count, SAMPLE)
-        pieces, between = [], []
-        for start in sorted({0, (count - block) // 2, count - block}):
-            piece = np.empty(block, np.float32)
-            self._runtime.memcpy(piece.ctypes.data, address + 4 * start, piece.nbytes, self._runtime.memcpyDeviceToHost)
-            inside = np.arange(start, start + block) % step < own
-            pieces.append(piece[inside])
-            between.append(piece[~inside])
-        return np.concatenate(pieces), np.concatenate(between)
+        starts = sorted({0, (count - block) // 2, count - block})
+        blocks = [np.arange(start, start + block) for start in starts]
+        self._samples[role] = [(places, places % step < own) for places in blocks]
+        return self._samples[role]
 
-    def _fill_random(self, address: int, count: int, seed: int) -> None:
-        """Normal numbers from a small host block, copied over and over: random enough for timing, at copy speed."""
-        block = np.random.default_rng(seed).standard_normal(1 << 20).astype(np.float32)
-        filled = min(count, block.size)
-        self._runtime.memcpy(address, block.ctypes.data, 4 * filled, self._runtime.memcpyHostToDevice)
-        while filled < count:
-            size = min(filled, count - filled)
-            kind = self._runtime.memcpyDeviceToDevice
-            self._runtime.memcpyAsync(address + 4 * filled, address, 4 * size, kind, self.stream.ptr)
-            filled += size
+    def _copy(self, role: str, start: int, count: int) -> NDArray[np.float32]:
+        """Elements of an operand as they lie in memory."""
+        return load(self._copy_bits(role, start, count), self.problem.dtype)
+
+    def _copy_bits(self, role: str, start: int, count: int) -> NDArray[Any]:
+        bits = np.empty(count, NUMPY_DTYPES[self.problem.dtype])
+        source = self._places[role] + bits.itemsize * start
+        self._runtime.memcpy(bits.ctypes.data, source, bits.nbytes, self._runtime.memcpyDeviceToHost)
+        return bits
 
 
 def relative_difference(result: NDArray[np.float64], reference: NDArray[np.float64]) -> float:
@@ -214,6 +231,10 @@ def relative_difference(result: NDArray[np.float64], reference: NDArray[np.float
     if not np.isfinite(difference):
         return float("inf")
     return difference / scale if scale else float(difference > 0)
+
+
+def _size(problem: ConvProblem) -> int:
+    return DTYPE_BYTES[problem.dtype]
 
 
 def _aligned(nbytes: int) -> int:

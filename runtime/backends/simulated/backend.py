@@ -63,7 +63,7 @@ class SimulatedBackend:
             options = model_candidates(op, arrays, self.profile)
             chosen = op.attrs.get("algorithm")
             self._times[key] = next(c.time_ms for c in options if chosen is None or c.algorithm == chosen)
-        self._clock.run(stream, self._times[key])
+        self._clock.run(stream, self._times[key], self.profile.copies.slowdown(op.kind))
 
     def copy_out(self, offset: int, host_offset: int, nbytes: int, stream: str) -> None:
         """Let the copy pass on `stream`."""

@@ -1,0 +1,172 @@
+"""Predicted and measured step times on this GPU, a line for each case, and what the prediction is made of.
+
+    python -m vdnn.bench.gpu_predict alexnet:128 vgg19:256:dyn:12GiB:fp32 resnet50:256:none:null:bf16
+
+A case is NETWORK[:BATCH[:POLICY[:LIMIT[:PRECISION]]]]. Predictions are those from parts alone, without what an earlier
+run has shown; the ratio is what such a run would keep as its calibration. JSON goes to $OUT, or to this folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from vdnn.bench.harness import Silent, write_results
+from vdnn.errors import VdnnError
+from vdnn.memory.clock import op_times, simulate
+from vdnn.runtime.config import Config, load_config
+from vdnn.runtime.data import batches, epoch_order
+from vdnn.runtime.prepare import Prepared, prepare
+from vdnn.runtime.rehearsal import LimitExceeded
+from vdnn.runtime.run_folder import RunFolder
+from vdnn.runtime.trainer import Trainer
+from vdnn.units import format_ms
+
+WARM_UP = 3
+"""Steps that do not count: the first are not replayed."""
+TOLERANCE = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One training step; limit "null" is all that the GPU has."""
+
+    network: str
+    batch_size: int | None = None
+    policy: str = "none"
+    limit: str = "null"
+    precision: str = "fp32"
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """The case that `text` names, see the module; ValueError if it names none."""
+        network, batch, *rest = (*text.split(":"), "")
+        if (batch and not batch.isdecimal()) or text.count(":") > 1 + len(DEFAULTS):
+            raise ValueError(f"case '{text}': expected NETWORK:BATCH:POLICY:LIMIT:PRECISION, the batch a number")
+        chosen = (part or default for part, default in zip(rest, DEFAULTS, strict=False))
+        return cls(network, int(batch) if batch else None, *chosen)
+
+    def overrides(self) -> list[str]:
+        """Of the packaged configuration."""
+        images = [] if self.batch_size is None else [f"train.batch_size={self.batch_size}"]
+        choice = [f"memory.policy={self.policy}", f"memory.limit={self.limit}", f"precision={self.precision}"]
+        return [*images, *choice, "data.source=synthetic", "data.test_images=8", "evaluate.batch_size=8"]
+
+
+DEFAULTS = ("none", "null", "fp32")
+
+
+def measure(case: Case, steps: int, device: str, verbose: bool) -> dict[str, Any]:
+    """Train a few steps of `case`; times in ms, and the predicted ones by kind of op."""
+    overrides = [*case.overrides(), f"device={device}", f"train.iterations={steps + WARM_UP}"]
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_config(case.network, [*overrides, "data.train_images=1024", f"output={folder}/run"])
+        batch = config.train.batch_size
+        config = load_config(case.network, [*overrides, f"data.train_images={batch}", f"output={folder}/run"])
+        try:
+            return _measure(config, steps, Path(folder), verbose)
+        except LimitExceeded as error:  # as the trainer does: plan once more for what lies outside the slab
+            return _measure(config, steps, Path(folder), verbose, error.reserve_bytes)
+
+
+def _measure(
+    config: Config, steps: int, folder: Path, verbose: bool, reserve_bytes: int | None = None
+) -> dict[str, Any]:
+    started = perf_counter()
+    prepared = prepare(config, progress=_say if verbose else None, reserve_bytes=reserve_bytes, evaluates=False)
+    prepare_s = perf_counter() - started
+    trainer = Trainer(prepared, RunFolder(folder), Silent())
+    try:
+        trainer.start()
+        split, batch = prepared.source.train, config.train.batch_size
+        images, labels = next(batches(split, epoch_order(0, 0, len(split)), 0, batch))
+        times = []
+        for _ in range(steps + WARM_UP):
+            begin = perf_counter()
+            trainer.train_step(images, labels, 1e-6, images)
+            times.append((perf_counter() - begin) * 1000)
+            trainer.step += 1
+    finally:
+        prepared.backend.close()
+    # where ops are not measured one by one, the prediction is of whole steps
+    measured_ops = prepared.backend.caps.measured_costs
+    predicted = prepared.predicted_step_ms() if measured_ops else trainer.predicted_step_ms
+    measured = median(times[WARM_UP:])
+    return {
+        "predicted_ms": predicted,
+        "measured_ms": measured,
+        "ratio": measured / predicted,
+        "spread_ms": [min(times[WARM_UP:]), max(times[WARM_UP:])],
+        "prepare_s": prepare_s,
+        "slab_bytes": prepared.plans.slab_bytes,
+        **_parts(prepared),
+        "source": prepared.backend.caps.cost_source,
+    }
+
+
+def _parts(prepared: Prepared) -> dict[str, Any]:
+    """Predicted ms by kind of op, of all kernels with what copies cost them, and of copies."""
+    kinds: Counter[str] = Counter()
+    sums = {"compute_ms": 0.0, "out_ms": 0.0, "in_ms": 0.0, "idle_ms": 0.0}
+    for key in prepared.steps.full:
+        planned = prepared.plans[key]
+        times, timing = op_times(planned.program, planned.costs), simulate(planned.plan, planned.program, planned.costs)
+        for op in planned.program.ops:
+            kinds[op.kind] += times[op.name]  # type: ignore[assignment]
+        found = {"compute_ms": timing.compute_ms, "out_ms": timing.out_ms, "in_ms": timing.in_ms}
+        for name, time_ms in {**found, "idle_ms": timing.compute_idle_ms}.items():
+            sums[name] += time_ms
+    return {**sums, "ops": sum(len(prepared.plans[key].program.ops) for key in prepared.steps.full), "kinds": kinds}
+
+
+def line(text: str, found: dict[str, Any]) -> str:
+    """One case for people."""
+    if "failed" in found:
+        return f"{text}: failed: {found['failed']}"
+    return (
+        f"{text}: predicted {format_ms(found['predicted_ms'])}, measured {format_ms(found['measured_ms'])}, "
+        f"ratio {found['ratio']:.3f}"
+    )
+
+
+def within(found: dict[str, Any]) -> bool:
+    """Whether the prediction is within TOLERANCE of what was measured."""
+    return "failed" not in found and abs(found["predicted_ms"] / found["measured_ms"] - 1) <= TOLERANCE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cases; 0 if every prediction is within TOLERANCE."""
+    parser = argparse.ArgumentParser(prog="python -m vdnn.bench.gpu_predict", description=__doc__)
+    parser.add_argument("cases", nargs="+", metavar="NETWORK:BATCH:POLICY:LIMIT:PRECISION")
+    parser.add_argument("--steps", type=int, default=12, help="that are timed")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--verbose", action="store_true", help="say what is measured before the prediction")
+    options = parser.parse_args(arguments)
+    found: dict[str, Any] = {}
+    for text in options.cases:
+        try:
+            case = Case.parse(text)
+            found[text] = {**asdict(case), **measure(case, options.steps, options.device, options.verbose)}
+        except (VdnnError, ValueError, MemoryError, RuntimeError) as error:  # the other cases are still worth running
+            found[text] = {"failed": f"{type(error).__name__}: {error}"}
+        print(line(text, found[text]), flush=True)
+    good = sum(map(within, found.values()))
+    print(f"within {TOLERANCE:.0%}: {good} of {len(found)}")
+    write_results("gpu_predict.json", " ".join(["python -m vdnn.bench.gpu_predict", *options.cases]), found)
+    return int(good < len(found))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
