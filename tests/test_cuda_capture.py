@@ -78,7 +78,9 @@ class LateCuda(CudaBackend):
 def _numpy(array: DeviceArray) -> np.ndarray[Any, Any]:
     size = array.itemsize * (1 + sum(step * (n - 1) for n, step in zip(array.shape, array.strides, strict=True)))
     memory = (ctypes.c_uint8 * size).from_address(array.ptr)
-    return np.ndarray(array.shape, host_dtype(array.dtype), memory, 0, [array.itemsize * step for step in array.strides])
+    return np.ndarray(
+        array.shape, host_dtype(array.dtype), memory, 0, [array.itemsize * step for step in array.strides]
+    )
 
 
 def section(backend: LateCuda, case: Case) -> np.ndarray[Any, Any]:
