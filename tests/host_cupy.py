@@ -35,12 +35,13 @@ class HostCupy:
         self.launches: list[tuple[Any, ...]] = []
         self.current: HostStream | None = None
         self.memory: dict[int, Any] = {}
+        self._late: list[tuple[int, bytes]] = []
         runtime = SimpleNamespace(
             malloc=self.malloc,
             free=lambda address: self.memory.pop(address),
-            memcpy=lambda target, source, nbytes, kind: ctypes.memmove(target, source, nbytes),
+            memcpy=self._memcpy,
             memcpyAsync=lambda target, source, nbytes, kind, stream: ctypes.memmove(target, source, nbytes),
-            deviceSynchronize=lambda: None,
+            deviceSynchronize=self._arrive,
             getDeviceProperties=lambda device: {"name": b"host"},
             driverGetVersion=lambda: 0,
             runtimeGetVersion=lambda: 0,
@@ -55,6 +56,19 @@ class HostCupy:
             Event=lambda: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None),
             get_elapsed_time=lambda start, end: 1.0,
         )
+
+    def _memcpy(self, target: int, source: int, nbytes: int, kind: int) -> None:
+        """As the driver may: what comes from pageable memory is read at once and arrives later, in order."""
+        self._arrive()
+        if kind == 1:
+            self._late.append((target, ctypes.string_at(source, nbytes)))
+        else:
+            ctypes.memmove(target, source, nbytes)
+
+    def _arrive(self) -> None:
+        late, self._late = self._late, []
+        for target, content in late:
+            ctypes.memmove(target, content, len(content))
 
     def malloc(self, nbytes: int) -> int:
         """Address of so many bytes, as far aligned as on a GPU."""

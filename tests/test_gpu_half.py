@@ -104,6 +104,7 @@ class Lab:
         bits = np.ascontiguousarray(store(room, dtype))
         address = self.take(bits.nbytes)
         self._runtime.memcpy(address, bits.ctypes.data, bits.nbytes, self._runtime.memcpyHostToDevice)
+        self._runtime.deviceSynchronize()
         return replace(whole, ptr=address, shape=values.shape, nbytes=prod(values.shape) * bits.itemsize)
 
     def take(self, nbytes: int) -> int:

@@ -205,6 +205,7 @@ class OpTrial:
             address, size = self._memory + place.offset, place.span_bytes
             filled = min(size, block.nbytes)
             self._runtime.memcpy(address, block.ctypes.data, filled, self._runtime.memcpyHostToDevice)
+            self._runtime.deviceSynchronize()  # else another stream may read what has not arrived yet
             while filled < size:
                 part = min(filled, size - filled)
                 self._copy(address + filled, address, part)

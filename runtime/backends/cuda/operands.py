@@ -79,6 +79,7 @@ class Operands:
         bits = self._bits[role]
         size, filled = DTYPE_BYTES[self.problem.dtype], min(count, bits.size)
         runtime.memcpy(address, bits.ctypes.data, size * filled, runtime.memcpyHostToDevice)
+        runtime.deviceSynchronize()  # else another stream may read what has not arrived yet
         while filled < count:
             part = min(filled, count - filled)
             kind = runtime.memcpyDeviceToDevice

@@ -193,6 +193,7 @@ def measure_gemm(cupy: Any, device: int) -> float:
     a, b, c, workspace = (device + place * matrix.nbytes for place in range(4))
     for address in (a, b):
         runtime.memcpy(address, matrix.ctypes.data, matrix.nbytes, runtime.memcpyHostToDevice)
+    runtime.deviceSynchronize()  # else another stream may read what has not arrived yet
     cublas = Cublas()
     try:
         cublas.bind(stream.ptr, workspace, GEMM_WORKSPACE_BYTES)
