@@ -4,7 +4,8 @@
 
 Bytes are those that the passes move: a tensor that two passes read counts twice. What stays in the cache between them
 makes small tensors faster than a device copy, of which `share` is measured in the same run. Calls are launched as
-graphs, as in training.
+graphs, as in training. `--cuts 256:1024:14 264:528:15` measures NHWC with other numbers of blocks, to choose those of
+vdnn.runtime.backends.cuda.launch.Channels: few and many blocks, and the digits of what a block of many has to add up.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from vdnn.layers import Op
 from vdnn.layers.tensor import DTYPE_BYTES, Shape
 from vdnn.runtime.backends.cuda.array import DeviceArray, contiguous
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, workspace_bytes
+from vdnn.runtime.backends.cuda.launch import Channels
 from vdnn.runtime.backends.cuda.probe import Probe
 
 ALIGN_BYTES = 256
@@ -62,6 +65,8 @@ CALLS = (
     Call("gradient of relu", "batchnorm.backward", ("x", "dy", "dx"), 5, True),
     Call("gradient of sum, relu", "batchnorm.backward", ("x", "dy", "y", "dz", "dx"), 7, True),
 )
+PRESENT = (*Channels.COLUMN_BLOCKS, Channels.BLOCK_NUMBERS[1].bit_length() - 1)
+"""How sums are cut."""
 CHANNELS = ("weight", "bias", "mean", "invstd", "running_mean", "running_var", "dweight", "dbias")
 
 
@@ -98,6 +103,18 @@ def slab_bytes(shape: Shape, dtype: str) -> int:
     return 4 * (prod(shape) * DTYPE_BYTES[dtype] + ALIGN_BYTES) + len(CHANNELS) * 4 * (shape[1] + ALIGN_BYTES) + 2**24
 
 
+def cut_of(text: str) -> tuple[int, int, int]:
+    """FEW:MANY:DIGITS as numbers; ValueError if it is no such text."""
+    few, many, digits = (int(word) for word in text.split(":"))
+    return few, many, digits
+
+
+def cut(few: int, many: int, digits: int) -> None:
+    """Let all sums of this process that follow be cut so, where channels are columns."""
+    least, _, most = Channels.BLOCK_NUMBERS
+    Channels.COLUMN_BLOCKS, Channels.BLOCK_NUMBERS = (few, many), (least, 2**digits, most)
+
+
 def rows(dtype: str, layouts: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Every call on every shape, and the copy first."""
     probe = Probe(dtype)
@@ -127,11 +144,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="bandwidth of batch normalisation on this GPU")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--layouts", nargs="+", default=["NHWC", "NCHW"])
+    parser.add_argument("--cuts", nargs="+", type=cut_of, metavar="FEW:MANY:DIGITS", default=[PRESENT])
     options = parser.parse_args(arguments)
     found = []
-    for dtype in options.dtypes:
+    for numbers, dtype in product(options.cuts, options.dtypes):
+        cut(*numbers)
+        print(f"cut {':'.join(map(str, numbers))}")
         for row in rows(dtype, options.layouts):
-            found.append(row)
+            found.append({"cut": numbers, **row})
             if "call" not in row:
                 print({key: value for key, value in row.items() if key != "registers"})
                 print(f"registers: {row['registers']}")

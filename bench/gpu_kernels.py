@@ -128,6 +128,10 @@ def loads() -> Iterable[Load]:
     for channels in (4, 8):
         reads, writes = {"x": (256, 3, 224, 224)}, {"y": (256, channels, 224, 224)}
         yield Load(f"pixels to {channels} channels", "input.normalize", reads, writes, pixels, layout="NHWC")
+    for name, n, made, fold, padding in (("ResNet", 256, (16, 115, 115), 2, 3), ("AlexNet", 128, (48, 57, 57), 4, 2)):
+        reads, writes = {"x": (n, 3, 224, 224)}, {"y": (n, *made)}
+        attrs = {**pixels, "fold": fold, "padding": [padding] * 2}
+        yield Load(f"pixels of {name}, folded", "input.normalize", reads, writes, attrs, layout="NHWC")
     vectors = (DEEP[0], prod(DEEP[1:]))
     yield Load("to vectors", "layout.transform", {"x": DEEP}, {"y": vectors}, layout="NHWC")
     yield Load("to images", "layout.transform", {"x": vectors}, {"y": DEEP}, layout="NHWC")
@@ -173,6 +177,7 @@ def _loads() -> Iterable[Load]:
     yield Load("dropout gradient", "dropout.backward", {"dy": (8192, 4096)}, {"dx": (8192, 4096)}, drop)
     yield Load("update", "sgd.update", {"dw": weight}, {"w": weight, "v": weight}, sgd, ("w", "v"))
     yield updates()
+    yield filters()
 
 
 def updates(count: int = 160) -> Load:
@@ -182,6 +187,13 @@ def updates(count: int = 160) -> Load:
     rule = {"momentum": 0.9, "nesterov": False, "weight_decay": [1e-4] * count}
     reads = {f"dw{i}": shape for i, shape in shapes.items()}
     return Load("updates together", "sgd.update_all", reads, writes, rule, tuple(writes))
+
+
+def filters(count: int = 53) -> Load:
+    """All filters in 16 bits, of sizes as in ResNet-50."""
+    shapes: tuple[Shape, ...] = ((64, 64, 1, 1), (512, 512, 3, 3), (256, 1024, 1, 1), (2048, 512, 1, 1))
+    reads, writes = ({f"{name}{i}": shapes[i % 4] for i in range(count)} for name in "wy")
+    return Load("filters together", "filter.prepare_all", reads, writes)
 
 
 def measure(probe: Probe, load: Load, slab: int) -> dict[str, Any]:

@@ -17,7 +17,9 @@ import numpy as np
 from vdnn.bench.kernel_check import COARSE, EXACT, FINE, STORE, Array, Case
 from vdnn.bench.norm_cases import norm_cases
 from vdnn.layers import Op, Pool
+from vdnn.layers.images import folded_filters
 from vdnn.layers.tensor import Shape
+from vdnn.runtime.backends.cpu.fold import unfolded_filters
 from vdnn.runtime.backends.cpu.philox import philox
 from vdnn.runtime.step import new_step
 
@@ -44,6 +46,7 @@ def all_cases() -> Iterator[Case]:
     yield from _lrns()
     yield from norm_cases()
     yield from _filters()
+    yield from _filters_together()
     yield from _biases()
     yield from _losses()
     yield from _updates()
@@ -56,6 +59,7 @@ def _pixels_and_terms() -> Iterator[Case]:
         for channels in {c, 4, 8} if c < 4 else {c, 11}:
             y, name = unknown(n, channels, h, w), f"pixels {x.shape} to {channels} channels"
             yield Case(name, "input.normalize", {"x": x}, {"y": y}, attrs, tolerance=FINE)
+    yield from _folded_pixels()
     for shape in SHAPES:
         flat = shape[0], prod(shape[1:])
         yield Case(f"copy {shape}", "copy.forward", {"x": normal(*flat)}, {"y": unknown(*shape)})
@@ -68,6 +72,26 @@ def _pixels_and_terms() -> Iterator[Case]:
         terms = {"a": normal(*shape), "b": normal(*shape)}
         yield Case(f"sum {shape}", "add.forward", terms, {"y": unknown(*shape)})
         yield Case(f"sum in place {shape}", "add.forward", terms, {"y": terms["a"]}, over={"y": "a"})
+
+
+FOLDS = (
+    ((2, 3, 30, 28), 2, (3, 3), (16, 18, 17)),
+    ((3, 1, 9, 11), 3, (0, 1), (9, 3, 4)),
+    ((2, 3, 35, 38), 4, (2, 2), (48, 9, 10)),
+    ((1, 4, 7, 6), 2, (1, 0), (20, 4, 4)),
+    ((2, 6, 10, 9), 2, (2, 1), (24, 7, 6)),
+    ((2, 3, 8, 8), 8, (0, 0), (192, 1, 1)),
+    ((1, 10, 5, 7), 2, (3, 3), (43, 6, 6)),
+)
+"""Images, the stride in their channels, padding, and what is made of each image."""
+
+
+def _folded_pixels() -> Iterator[Case]:
+    for shape, fold, padding, made in FOLDS:
+        rule = {"mean": [0.1 + 0.07 * i for i in range(shape[1])], "std": [0.2 + 0.1 * i for i in range(shape[1])]}
+        attrs, x = {**rule, "fold": fold, "padding": padding}, RNG.integers(0, 256, shape).astype(np.uint8)
+        name = f"pixels {shape} by {fold} to {made}"
+        yield Case(name, "input.normalize", {"x": x}, {"y": unknown(shape[0], *made)}, attrs, tolerance=FINE)
 
 
 def _pointwise() -> Iterator[Case]:
@@ -244,16 +268,30 @@ def _biases() -> Iterator[Case]:
 
 def _filters() -> Iterator[Case]:
     def stored(op: Op, *, scratch: Array, dw: Array) -> None:
-        dw[...] = scratch[:, : dw.shape[1]] + (dw if op.accumulate else 0)
+        found = scratch[:, : dw.shape[1]]
+        if "fold" in op.attrs:
+            found = unfolded_filters(scratch, op.attrs["fold"], dw.shape)
+        dw[...] = found + (dw if op.accumulate else 0)
 
     for shape in ((5, 3, 7, 7), (4, 16, 3, 3), (70, 64, 1, 1), (3, 1, 1, 1), (33, 65), (130, 96)):
-        for channels in {shape[1], -(-shape[1] // 8) * 8}:
-            y = unknown(shape[0], channels, *shape[2:])
-            yield Case(f"filter {shape} to {channels}", "filter.prepare", {"w": normal(*shape)}, {"y": y})
+        forms = [(shape[1], 1), (-(-shape[1] // 8) * 8, 1)]
+        forms += [(fold * fold * shape[1] + more, fold) for fold, more in ((2, 0), (2, 4), (3, 5))]
+        for channels, fold in dict.fromkeys(forms if len(shape) == 4 else forms[:1]):
+            y, attrs = unknown(*folded_filters(shape, fold, channels)), {"fold": fold} if fold > 1 else {}
+            yield Case(f"filter {shape} to {y.shape}", "filter.prepare", {"w": normal(*shape)}, {"y": y}, attrs)
             for adds in ((), ("dw",)):
                 reads, writes = {"scratch": normal(*y.shape)}, {"dw": normal(*shape) if adds else unknown(*shape)}
-                name = f"filter gradient {shape} of {channels} {adds}"
-                yield Case(name, STORE, reads, writes, {}, adds, reference=stored)
+                name = f"filter gradient {shape} of {y.shape} {adds}"
+                yield Case(name, STORE, reads, writes, attrs, adds, reference=stored)
+
+
+def _filters_together() -> Iterator[Case]:
+    few = ((5, 3, 7, 7), (4, 16, 3, 3), (70, 64, 1, 1), (3, 1, 1, 1), (33, 65), (130, 96), (9, 1000))
+    many = tuple((1 + 37 * i % 50, 8) for i in range(130))  # more than go into one launch
+    for shapes in (few, many):
+        reads = {f"w{i}": normal(*shape) for i, shape in enumerate(shapes)}
+        writes = {f"y{i}": unknown(*shape) for i, shape in enumerate(shapes)}
+        yield Case(f"{len(shapes)} filters", "filter.prepare_all", reads, writes)
 
 
 def _losses() -> Iterator[Case]:

@@ -47,7 +47,7 @@ BATCHED = ("x", "y", "dy", "dx", "a", "z", "dz")
 """Arguments that may be channels of a larger tensor; `b` too where it is a term of a sum. They are activations."""
 STORE = "filter gradient"
 """In place of an op kind: store_filter_gradient of vdnn.runtime.backends.cuda.prepare, scratch → dw."""
-WHOLE = ("filter.prepare", STORE)
+WHOLE = ("filter.prepare", "filter.prepare_all", STORE)
 """Kinds whose tensors are never channels of others."""
 UNIT_ROUNDOFF = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 """Largest relative error of a number rounded to nearest, on top of a tolerance: 2^-p for p binary digits, one of them
@@ -57,7 +57,8 @@ SMALLEST = {"float32": 0.0, "bfloat16": 0.0, "float16": 2.0**-25}
 
 
 def _store(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
-    store_filter_gradient(arrays["dw"], arrays["scratch"], bool(op.accumulate), kernels, stream)
+    fold = op.attrs.get("fold", 1)
+    store_filter_gradient(arrays["dw"], arrays["scratch"], bool(op.accumulate), kernels, stream, fold)
 
 
 CALLS: Mapping[str, CudaKernel] = {**CUDA_KERNELS, STORE: _store}
@@ -66,6 +67,8 @@ CALLS: Mapping[str, CudaKernel] = {**CUDA_KERNELS, STORE: _store}
 
 def is_activation(kind: str, argument: str) -> bool:
     """Whether an argument of such an op has the dtype of activations, unless it has that of uploaded pixels."""
+    if kind == "filter.prepare_all":
+        return argument.startswith("y")
     return argument in BATCHED or (kind, argument) in (("add.forward", "b"), (STORE, "scratch"))
 
 
@@ -128,11 +131,18 @@ class Machine(Protocol):
 
 
 def applies(case: Case, layout: str) -> bool:
-    """Whether the call exists there: images are vectors too in NCHW alone, and a transform has one of each."""
+    """Whether the call exists there: images are vectors too in NCHW alone, and a transform has one of each; a stride or
+    zeros are in channels in NHWC alone."""
     batches = [v.shape for a, v in {**case.reads, **case.writes}.items() if a in BATCHED]
     mixed = any(len(s) == 2 for s in batches) and any(len(s) == 4 and prod(s[2:]) > 1 for s in batches)
     channels_last = LAYOUTS[layout][3] == "NHWC"
+    if "fold" in case.attrs or (case.kind in ("filter.prepare", STORE) and _differ(case)):
+        return channels_last
     return mixed and channels_last if case.kind == TRANSFORM else not (mixed and channels_last)
+
+
+def _differ(case: Case) -> bool:
+    return len({value.shape for value in (*case.reads.values(), *case.writes.values())}) > 1
 
 
 def difference(case: Case, layout: str, machine: Machine) -> str | None:

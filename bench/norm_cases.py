@@ -35,6 +35,7 @@ def norm_cases() -> Iterator[Case]:
     for shape in (*SMALL, *LARGE):
         yield from _forward(rng, shape)
         yield from _backward(rng, shape)
+    yield from _statistics_of_all(rng)
 
 
 def _forward(rng: np.random.Generator, shape: Shape) -> Iterator[Case]:
@@ -58,6 +59,20 @@ def _forward(rng: np.random.Generator, shape: Shape) -> Iterator[Case]:
     attrs = {"eps": EPS, "momentum": 0.1, "count": 7}
     name = f"statistics {shape}"
     yield Case(name, "batchnorm.update_stats", saved, running, attrs, tuple(running), tolerance=FINE)
+
+
+def _statistics_of_all(rng: np.random.Generator) -> Iterator[Case]:
+    few, many = (5, 1, 600, 256, 64), tuple(1 + 37 * i % 50 for i in range(70))  # more than go into one launch
+    for channels in (few, many):
+        reads, running = dict[str, Array](), dict[str, Array]()
+        for i, c in enumerate(channels):
+            reads |= {f"mean{i}": _normal(rng, c), f"invstd{i}": 1 / (0.5 + _normal(rng, c) ** 2)}
+            running |= {f"running_mean{i}": _normal(rng, c), f"running_var{i}": 1 + _normal(rng, c) ** 2}
+        numbers = range(len(channels))
+        attrs = {"eps": [EPS * (1 + i % 2) for i in numbers], "momentum": [0.1 + 0.2 * (i % 3) for i in numbers]}
+        attrs["count"] = [2 + i for i in numbers]
+        name = f"statistics of {len(channels)}"
+        yield Case(name, "batchnorm.update_stats_all", reads, running, attrs, tuple(running), tolerance=FINE)
 
 
 def _backward(rng: np.random.Generator, shape: Shape) -> Iterator[Case]:

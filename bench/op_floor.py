@@ -46,7 +46,8 @@ class Row:
 
     Args:
         what: the op's name, or the group's.
-        layer: kind of the layer, "conv"; "input" of what makes the images ready, "update" of updates.
+        layer: kind of the layer, "conv"; "input" of what makes the images ready, "filter" of all filters, "update" of
+            updates.
         bound: "bytes" or "products", of the op; of a group which of both has more of the floor.
         algorithm: with images if it is a slice; of a group empty.
     """
@@ -154,7 +155,7 @@ def rows_of(measured: Measured, graph: Graph, rates: Rates) -> list[Row]:
         work, algorithm = work_of(op, measured.program), str(op.attrs.get("algorithm", ""))
         if op.slice_of is not None:
             algorithm = f"{algorithm} ({batch_of(op, measured.program)} images)"
-        layer = graph.nodes[op.layer].layer.kind if op.layer in graph.nodes else "input"
+        layer = graph.nodes[op.layer].layer.kind if op.layer in graph.nodes else op.kind.split(".")[0]
         layer = "update" if op.phase == "update" else layer
         numbers = (measured.times_ms[op.name], work.floor_ms(rates), work.nbytes, work.operations)
         rows.append(Row(op.name, op.kind, layer, 1, *numbers, work.bound(rates), algorithm))

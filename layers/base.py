@@ -41,6 +41,16 @@ class Parameter:
     decay: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class StridedWindow:
+    """A window of `kernel` pixels that moves by `stride` both ways, with `padding` around the image; pairs are vertical
+    first."""
+
+    stride: int
+    kernel: tuple[int, int]
+    padding: tuple[int, int]
+
+
 class Layer:
     """A layer kind. Shapes here are per image, without N: (C, H, W), or (C,) after flatten."""
 
@@ -65,6 +75,11 @@ class Layer:
     def takes_zero_channels(self) -> bool:
         """Whether the output stays the same where channels of zeros follow those of x, and w is prepared for them."""
         return False
+
+    @property
+    def strided_window(self) -> StridedWindow | None:
+        """The window of products whose stride may become channels of x, or None (see vdnn.layers.images)."""
+        return None
 
     @property
     def shares_gradient(self) -> bool:

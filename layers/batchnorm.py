@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from vdnn.errors import ShapeError
 from vdnn.layers.add import copy_gradient
 from vdnn.layers.base import Layer, Parameter, one_input
+from vdnn.layers.joint import STATISTICS
 from vdnn.layers.relu import activation_attrs
 from vdnn.layers.tensor import Shape
 
@@ -104,7 +105,7 @@ class BatchNorm(Layer):
         }
         low.emit(node, "batchnorm.forward", reads, {"y": low.output(node), **saved}, attrs=attrs)
         attrs = {"eps": self.eps, "momentum": self.momentum, "count": count}
-        low.emit(node, "batchnorm.update_stats", saved, running, attrs=attrs, accumulate=tuple(running))
+        low.joint.add(low, node, STATISTICS, saved, running, attrs=attrs, accumulate=tuple(running))
 
     def backward(self, low: Lowering, node: Node) -> None:
         x, dy = node.inputs[0], low.grad(node.name)

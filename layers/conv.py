@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vdnn.errors import ShapeError
-from vdnn.layers.base import Layer, Parameter, image_input, pair
+from vdnn.layers.base import Layer, Parameter, StridedWindow, image_input, pair
 from vdnn.layers.relu import activation_attrs, masked_gradient
 from vdnn.layers.tensor import Shape
 
@@ -59,6 +59,13 @@ class Conv(Layer):
     def takes_zero_channels(self) -> bool:
         return self.groups == 1
 
+    @property
+    def strided_window(self) -> StridedWindow | None:
+        (stride, horizontal), kernel = pair(self.stride), pair(self.kernel)
+        if stride == 1 or horizontal != stride or min(kernel) < stride or pair(self.dilation) != (1, 1):
+            return None
+        return StridedWindow(stride, kernel, pair(self.padding)) if self.groups == 1 else None
+
     def output_shape(self, name: str, inputs: tuple[Shape, ...]) -> Shape:
         c, h, w = image_input(name, inputs)
         if self.groups < 1 or c % self.groups or self.channels % self.groups:
@@ -86,11 +93,11 @@ class Conv(Layer):
         reads = {"x": low.value(node.inputs[0]), "w": low.prepare_filter(node)}
         if self.bias:
             reads["b"] = low.parameter(node, "bias")
-        attrs = {**self._attrs(), **activation_attrs(self.activation)}
+        attrs = {**self._attrs(low, node), **activation_attrs(self.activation)}
         low.emit(node, "conv.forward", reads, {"y": low.output(node)}, attrs=attrs)
 
     def backward(self, low: Lowering, node: Node) -> None:
-        x, dy, attrs = node.inputs[0], low.grad(node.name), self._attrs()
+        x, dy, attrs = node.inputs[0], low.grad(node.name), self._attrs(low, node)
         if self._masks:
             dy = masked_gradient(low, node, self.bias)
         elif self.bias:
@@ -98,7 +105,8 @@ class Conv(Layer):
             low.emit(node, "conv.bgrad", {"dy": dy}, {"db": db}, accumulate=low.accumulates("db"))
         reads = {"x": low.value(x), "dy": dy}
         dw = low.weight_gradient(node, "weight")
-        low.emit(node, "conv.wgrad", reads, {"dw": dw}, attrs=attrs, accumulate=low.accumulates("dw"))
+        folded = {**attrs, **low.filter_attrs(node)}
+        low.emit(node, "conv.wgrad", reads, {"dw": dw}, attrs=folded, accumulate=low.accumulates("dw"))
         if low.requires_grad(x):
             dx, adds = low.contribute(x)
             reads = {"w": low.used_filter(node), "dy": dy}
@@ -107,10 +115,11 @@ class Conv(Layer):
         if self.bias:
             low.emit_update(node, "bias")
 
-    def _attrs(self) -> dict[str, object]:
+    def _attrs(self, low: Lowering, node: Node) -> dict[str, object]:
+        folded = bool(low.filter_attrs(node))  # then stride and padding are in the images
         return {
-            "stride": list(pair(self.stride)),
-            "padding": list(pair(self.padding)),
+            "stride": [1, 1] if folded else list(pair(self.stride)),
+            "padding": [0, 0] if folded else list(pair(self.padding)),
             "dilation": list(pair(self.dilation)),
             "groups": self.groups,
         }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from vdnn.layers.base import Layer, one_input
 from vdnn.layers.tensor import Shape
+from vdnn.layers.transform import move, move_back
 
 if TYPE_CHECKING:
     from vdnn.layers.graph import Node
@@ -36,14 +37,10 @@ class Flatten(Layer):
 
     def forward(self, low: Lowering, node: Node) -> None:
         if self.reorders:
-            low.emit(node, "layout.transform", {"x": low.value(node.inputs[0])}, {"y": low.output(node)})
+            move(low, node)
         else:
             low.pass_through(node)
 
     def backward(self, low: Lowering, node: Node) -> None:
-        x = node.inputs[0]
-        if self.reorders and low.requires_grad(x):
-            dx, adds = low.contribute(x)
-            reads, accumulate = {"x": low.grad(node.name)}, ("y",) if adds else ()
-            name = f"{node.name}.transform_grad"
-            low.emit(node, "layout.transform", reads, {"y": dx}, accumulate=accumulate, name=name)
+        if self.reorders:
+            move_back(low, node)

@@ -14,13 +14,14 @@ from typing import Any
 
 from vdnn.errors import ShapeError
 from vdnn.layers.base import Parameter
-from vdnn.layers.fuse import with_fusion
 from vdnn.layers.graph import Graph, Node
-from vdnn.layers.layout import with_layout
+from vdnn.layers.images import image_form
+from vdnn.layers.joint import FILTERS, Joint
+from vdnn.layers.layout import with_layouts
 from vdnn.layers.op import Op, Program
+from vdnn.layers.rewrite import rewritten
 from vdnn.layers.tensor import Shape, TensorSpec
 from vdnn.layers.update import STEP, STEP_BYTES, Update, Updates
-from vdnn.layers.winners import with_winners
 
 __all__ = ["IMAGES", "LABELS", "MODES", "STEP", "STEP_BYTES", "Lowering", "Update", "lower"]
 
@@ -40,13 +41,15 @@ class Lowering:
         mode: str,
         update: Update,
         dtype: str,
-        layout: str = "NCHW",
+        layouts: Mapping[str, str],
         pad_channels: int = 1,
         update_together: bool = False,
     ):
         self.graph, self.batch, self.mode, self.update, self.dtype = graph, batch, mode, update, dtype
         self._updates = Updates(update, update_together)
-        self.layout = layout
+        self.joint = Joint(update_together and mode != "eval")
+        self.layouts = layouts
+        self._layout = layouts[graph.input]  # of the layer that emits its ops
         self.parameter_dtype = "float32" if dtype in HALF_DTYPES else dtype
         self.training = mode != "eval"
         self.head = graph.loss
@@ -56,7 +59,8 @@ class Lowering:
         kept = set(graph.nodes) if self.training else graph.ancestors(self.head.name)
         self.nodes = [node for node in graph.nodes.values() if node.name in kept]
         self.consumers = {t: [c for c in names if c in kept] for t, names in graph.consumers.items()}
-        self.image_channels = self._padded(graph.input_shape[0], pad_channels)
+        readers = [graph.nodes[name] for name in self.consumers[graph.input]]
+        self.images = image_form(graph.input_shape, readers, self._layout, pad_channels)
         self.tensors: dict[str, TensorSpec] = {}
         self.ops: list[Op] = []
         self.persistent: list[str] = []
@@ -86,10 +90,10 @@ class Lowering:
     ) -> str:
         """Declare a tensor; a view of a view becomes a view of the storage. Returns `name`.
 
-        Without `layout` images and filters have that of the program; without `dtype` activations and their gradients
-        have that of the program, all else has that of parameters.
+        Without `layout` images and filters have that of the layer whose ops are emitted; without `dtype` activations
+        and their gradients have that of the program, all else has that of parameters.
         """
-        layout = layout or (self.layout if len(shape) == 4 else "NCHW")
+        layout = layout or (self._layout if len(shape) == 4 else "NCHW")
         if view_of is not None:
             base = self.tensors[view_of]
             view_of, channel = base.storage, channel + base.channel
@@ -123,33 +127,30 @@ class Lowering:
     def prepare_filter(self, node: Node) -> str:
         """The weight as the products of `node` read it, declared and made here where it is not the parameter itself.
 
-        It is another tensor where activations are narrower than parameters, or x has more channels than w, whose
-        additional channels are then 0.
+        It is another tensor where activations are narrower than parameters, or the images have another form than those
+        of the network (see vdnn.layers.images): channels that w has not are then 0.
         """
         weight, used = self.parameter(node, "weight"), self.used_filter(node)
         if used == weight:
             return weight
         shape = self.tensors[weight].shape
-        if self._reads_padded(node):
-            shape = (shape[0], self.image_channels, *shape[2:])
+        if self._reads_formed(node):
+            shape = self.images.filters(shape)
         self.tensor(used, "aux", shape, dtype=self.dtype)
-        self.emit(node, "filter.prepare", {"w": weight}, {"y": used})
+        self.joint.add(self, node, FILTERS, {"w": weight}, {"y": used}, attrs=self.filter_attrs(node))
         return used
 
     def used_filter(self, node: Node) -> str:
         """The name of the weight as the products of `node` read it."""
         weight = self.parameter(node, "weight")
-        return f"{weight}.used" if self.dtype != self.parameter_dtype or self._reads_padded(node) else weight
+        return f"{weight}.used" if self.dtype != self.parameter_dtype or self._reads_formed(node) else weight
 
-    def _padded(self, channels: int, multiple: int) -> int:
-        """`channels` of the images, rounded up to a multiple if every layer that reads them can do with zeros."""
-        readers = [self.graph.nodes[name].layer for name in self.consumers[self.graph.input]]
-        if self.layout != "NHWC" or not all(layer.takes_zero_channels for layer in readers):
-            return channels
-        return -(-channels // multiple) * multiple
+    def filter_attrs(self, node: Node) -> dict[str, Any]:
+        """Attributes of ops that make the filters of `node` or their gradient: the stride that is in their channels."""
+        return self.images.filter_attrs if self._reads_formed(node) else {}
 
-    def _reads_padded(self, node: Node) -> bool:
-        return self.graph.input in node.inputs and self.image_channels != self.graph.input_shape[0]
+    def _reads_formed(self, node: Node) -> bool:
+        return self.graph.input in node.inputs and self.images.shape != self.graph.input_shape
 
     def _may_overwrite(self, tensor: str, node: Node) -> bool:
         return node.inputs.count(tensor) == 1 and not self._read_elsewhere(tensor)
@@ -192,14 +193,12 @@ class Lowering:
         tensor = self.canonical(tensor)
         if tensor in self._grad:
             return self._grad[tensor], True
-        shape = (self.batch, *self.graph.shape(tensor))
         if over is not None:
             # channels of a flattened storage are no channels of images: neither this gradient nor branches may be some
             root = self.tensors[self.tensors[over].storage]
             parts = self.graph.nodes[tensor].layer.joins_channels or self.tensors[over].nbytes != root.nbytes
-            over = None if parts and root.shape[2:] != shape[2:] else over
-        self._grad[tensor] = self.tensor(f"{tensor}.grad", "grad", shape, view_of=over)
-        return self._grad[tensor], False
+            over = None if parts and root.shape[2:] != self.graph.shape(tensor)[1:] else over
+        return self._declare_gradient(tensor, over), False
 
     def share_grad(self, tensor: str, whole: str, channel: int | None = None) -> None:
         """d(tensor) is the gradient tensor `whole`, or its channels from `channel` on: no op, no bytes."""
@@ -207,8 +206,14 @@ class Lowering:
         if channel is None:
             self._grad[tensor] = whole
         else:
-            shape = (self.batch, *self.graph.shape(tensor))
-            self._grad[tensor] = self.tensor(f"{tensor}.grad", "grad", shape, view_of=whole, channel=channel)
+            self._declare_gradient(tensor, whole, channel)
+
+    def _declare_gradient(self, tensor: str, view_of: str | None, channel: int = 0) -> str:
+        shape = (self.batch, *self.graph.shape(tensor))
+        layout = self.layouts[tensor] if len(shape) == 4 else None
+        name = self.tensor(f"{tensor}.grad", "grad", shape, layout=layout, view_of=view_of, channel=channel)
+        self._grad[tensor] = name
+        return name
 
     # ---- ops
 
@@ -258,15 +263,19 @@ class Lowering:
         """Emit every op and collect the Program."""
         self._declare_step(mean, std, ahead)
         for node in self.nodes:
+            self._layout = self.layouts[node.name]
             for parameter in self.graph.parameters(node):
                 self._declare_parameter(node, parameter)
         self._place_concats()
         for node in self.nodes:
+            self._layout = self.layouts[node.name]
             node.layer.forward(self, node)
+        self.joint.finish(self)
         if self.training:
             self._phase = "backward"
             for node in reversed(self.nodes):
                 if self.requires_grad(node.name):
+                    self._layout = self.layouts[node.name]
                     node.layer.backward(self, node)
             self._updates.finish(self)
         program = Program(
@@ -292,8 +301,8 @@ class Lowering:
         if ahead:  # labels need not be: few bytes, and no op waits for them before the loss
             self.persistent.append(images)
         self.tensor(LABELS, "label", (self.batch,), dtype="int32")
-        data = self.tensor(self.graph.input, "act", (self.batch, self.image_channels, *shape[2:]))
-        attrs = {"mean": list(mean), "std": list(std)}
+        data = self.tensor(self.graph.input, "act", (self.batch, *self.images.shape))
+        attrs = {"mean": list(mean), "std": list(std), **self.images.attrs}
         self.ops.append(
             Op("data.normalize", "input.normalize", self.graph.input, "forward", {"x": images}, {"y": data}, attrs)
         )
@@ -315,6 +324,7 @@ class Lowering:
         for node in reversed(self.nodes):
             if not node.layer.joins_channels:
                 continue
+            self._layout = self.layouts[node.name]
             whole = self.output(node)
             channel = 0
             for tensor in node.inputs:
@@ -352,6 +362,7 @@ def lower(
     ahead: bool = False,
     pool_indices: bool = False,
     layout: str = "NCHW",
+    layouts: Mapping[str, str] | None = None,
     pad_channels: int = 1,
     fuse: bool = False,
     update_together: bool = False,
@@ -369,19 +380,20 @@ def lower(
             y of a ReLU right below (see vdnn.layers.winners); results are the same bits.
         layout: of images and filters, a key of vdnn.layers.tensor.MEMORY_ORDERS. Shapes stay logical; uploaded images
             are NCHW in any case, and vectors are in the order of NCHW.
+        layouts: by layer, where it is another than `layout`; images are moved where neighbours differ
+            (see vdnn.layers.layout). Layers that are not there mean nothing.
         pad_channels: normalised images get channels of zeros up to a multiple of this in NHWC, where only convolutions
-            of one group read them; results are the same but for the order of sums.
+            of one group read them, and if it is one convolution, its stride becomes channels too unless this is 1 (see
+            vdnn.layers.images); results are the same but for the order of sums.
         fuse: layers apply the ReLUs and sums above them (see vdnn.layers.fuse); results are the same bits.
-        update_together: one op updates all weights at the end (see vdnn.layers.update); results are the same bits.
+        update_together: one op updates all weights at the end, and in training one moves all running statistics and one
+            makes all filters that are mere copies (see vdnn.layers.update and joint); results are the same bits.
     """
     if batch < 1 or mode not in MODES:
         expected = f"a batch of 1 or more and one of {', '.join(MODES)}"
         raise ShapeError(graph.name, graph.input, expected=expected, got=f"batch {batch}, mode '{mode}'")
     channels = graph.input_shape[0]
-    if pool_indices and mode != "eval":
-        graph = with_winners(graph)
-    if fuse:
-        graph = with_fusion(graph)
-    graph, update = with_layout(graph, layout), update or Update()
-    lowering = Lowering(graph, batch, mode, update, dtype, layout, pad_channels, update_together)
+    graph = rewritten(graph, mode, pool_indices=pool_indices, fuse=fuse)
+    graph, found = with_layouts(graph, layout, layouts or {})
+    lowering = Lowering(graph, batch, mode, update or Update(), dtype, found, pad_channels, update_together)
     return lowering.run(mean or (0.5,) * channels, std or (0.5,) * channels, ahead)

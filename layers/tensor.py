@@ -14,7 +14,7 @@ from math import prod
 Shape = tuple[int, ...]
 
 ROLES = ("input", "label", "act", "grad", "weight", "wgrad", "state", "loss", "aux")
-MEMORY_ORDERS = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1)}
+MEMORY_ORDERS = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}
 """Layout → the dimensions (N, C, H, W), or (K, C, R, S) of filters, from the farthest apart in memory to neighbours."""
 DTYPE_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "uint8": 1, "int32": 4}
 
@@ -67,7 +67,8 @@ class TensorSpec:
 def element_strides(spec: TensorSpec, root: TensorSpec) -> Shape:
     """Elements between neighbours of each dimension of `spec` in its storage `root`, in the layout of `spec`.
 
-    Channels of an NHWC storage are no block of it: every pixel holds all channels of the storage.
+    Channels of an NHWC storage are no block of it: every pixel holds all channels of the storage. Nor are images of a
+    CHWN storage: every number of an image lies beside those of the other images.
     """
     part = spec.nbytes != root.nbytes
     sizes = root.shape if part and len(root.shape) == len(spec.shape) else spec.shape
@@ -77,14 +78,14 @@ def element_strides(spec: TensorSpec, root: TensorSpec) -> Shape:
         strides[axis] = step
         step *= sizes[axis]
     if part:
-        strides[0] = prod(root.shape[1:])
+        strides[0] = element_strides(root, root)[0]
     return tuple(strides)
 
 
 def first_element(spec: TensorSpec, root: TensorSpec) -> int:
     """Elements of `root` before the first one of `spec`."""
-    before = spec.image * prod(root.shape[1:])
-    return before + spec.channel * element_strides(root, root)[1] if spec.channel else before
+    places = zip((spec.image, spec.channel), element_strides(root, root), strict=False)
+    return sum(index * stride for index, stride in places)
 
 
 def extent(spec: TensorSpec, root: TensorSpec) -> tuple[range, range]:

@@ -31,6 +31,14 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class LayoutChoice:
+    """The layout of a layer's images and filters, a key of vdnn.layers.tensor.MEMORY_ORDERS, and why it is that."""
+
+    layout: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Decisions:
     """The outcome of a policy.
 
@@ -41,6 +49,8 @@ class Decisions:
         algorithms: chosen candidate by op name, for the ops that have more than one.
         slices: of ops that run in slices of the batch, one after another: their images and algorithms, in order. Such
             an op is not among `algorithms`.
+        layouts: by layer, or "data" for the normalised images, where each layer got its own; the program that a policy
+            is given has them already (see vdnn.memory.layout). Empty for one layout everywhere.
         allocation: "layer": bytes are held from first to last use; "network": as a framework without liveness,
             every feature map for the whole step, gradients in the fewest buffers of the largest size, one workspace.
         join: "reuse": a stream waits for another when it needs its data or its bytes; "layer": as in the vDNN paper,
@@ -58,6 +68,7 @@ class Decisions:
     offload: tuple[str, ...] = ()
     algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
     slices: Mapping[str, tuple[Slice, ...]] = field(default_factory=dict)
+    layouts: Mapping[str, LayoutChoice] = field(default_factory=dict)
     allocation: str = "layer"
     join: str = "reuse"
     prefetch_bytes: int | None = None
@@ -79,8 +90,9 @@ class Decisions:
             op: tuple(Slice(row["images"], Algorithm(**row["algorithm"])) for row in rows)
             for op, rows in data["slices"].items()
         }
+        layouts = {layer: LayoutChoice(**row) for layer, row in data.get("layouts", {}).items()}
         lists = {"offload": tuple(data["offload"]), "notes": tuple(data["notes"])}
-        return cls(**{**data, **lists, "algorithms": algorithms, "slices": slices})
+        return cls(**{**data, **lists, "algorithms": algorithms, "slices": slices, "layouts": layouts})
 
     def digest(self) -> str:
         """SHA-256 of the JSON form, hexadecimal."""

@@ -107,8 +107,8 @@ def _place(blocks: tuple[Block, ...], room: int | None, work: int) -> tuple[tupl
 def _reordered(
     blocks: Sequence[Block], order: Sequence[int], goal: int, work: int, beside: Sequence[Sequence[int]]
 ) -> list[int]:
-    """Offsets of the blocks of `order`, first fit in the best order found, until they end at `goal`."""
-    chance = Random(0)
+    """Offsets of the blocks of `order`, in that order, first fit in the best order found, until they end at `goal`."""
+    chance, given = Random(0), order
     best, order = _first_fit(blocks, {}, order, beside)[0], list(order)
     tops = [best[i] + blocks[i].nbytes for i in order]
     cost = max(1, sum(len(beside[i]) for i in order))
@@ -122,7 +122,7 @@ def _reordered(
         if height <= highest:
             best, order = offsets, tried
             tops = [best[i] + blocks[i].nbytes for i in order]
-    return [best[i] for i in sorted(order, key=lambda i: (-blocks[i].nbytes, blocks[i].start))]
+    return [best[i] for i in given]
 
 
 def _neighbours(blocks: Sequence[Block]) -> list[list[int]]:

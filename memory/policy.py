@@ -15,13 +15,13 @@ Inputs of fully connected layers never leave. A new policy is one function and o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vdnn.errors import BudgetError
 from vdnn.layers.op import Program
 from vdnn.memory.costs import Candidate, CostTable, Division
-from vdnn.memory.decisions import Algorithm, Decisions, Slice
+from vdnn.memory.decisions import Algorithm, Decisions, LayoutChoice, Slice
 from vdnn.memory.ease import MANY_OPS
 from vdnn.memory.liveness import storage_uses
 from vdnn.memory.passes import BY_IMAGE, apply_decisions, batch_of
@@ -54,6 +54,7 @@ class Budget:
         shared: places and end of the persistent section, where another plan of the same slab has fixed them.
         paper: whether dyn is the paper's search and nothing more.
         slices: whether convolutions may run in slices of the batch, where a faster algorithm then has room.
+        layouts: as in Decisions: what has been decided before the program was made.
     """
 
     device_bytes: int | None = None
@@ -66,6 +67,7 @@ class Budget:
     shared: tuple[Mapping[str, int], int] | None = None
     paper: bool = False
     slices: bool = False
+    layouts: Mapping[str, LayoutChoice] = field(default_factory=dict)
 
     def persistent(self, program: Program) -> tuple[Mapping[str, int], int]:
         """Places and end of the persistent section for `program`."""
@@ -237,6 +239,7 @@ def _static(name: str, program: Program, costs: CostTable, budget: Budget, offlo
         name,
         offload,
         **choices,
+        layouts=budget.layouts,
         join=budget.join,
         prefetch_bytes=budget.prefetch_bytes,
         guard_bytes=budget.guard_bytes,

@@ -8,6 +8,7 @@ Everything is read off the plan's own steps, so that a report cannot say somethi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -210,9 +211,19 @@ def make_report(plan: Plan, program: Program, decisions: Decisions, costs: CostT
         copy_in_ms=timing.in_ms,
         exposed_ms=timing.compute_idle_ms,
         cost_source=costs.source,
-        notes=decisions.notes,
+        notes=(*decisions.notes, *_layout_note(program, decisions)),
         layers=layers,
     )
+
+
+def _layout_note(program: Program, decisions: Decisions) -> tuple[str, ...]:
+    """A sentence where layers have layouts of their own."""
+    if not decisions.layouts:
+        return ()
+    counts = Counter(choice.layout for choice in decisions.layouts.values())
+    moves = sum(op.kind == "layout.transform" for op in program.ops)
+    layers = ", ".join(f"{count} in {layout}" for layout, count in sorted(counts.items()))
+    return (f"layouts of layers: {layers}, {moves} transforms ('vdnn layouts explain' says why)",)
 
 
 def _at_peak(

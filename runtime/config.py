@@ -85,6 +85,10 @@ PRECISIONS: Mapping[str, tuple[str, int]] = {
 tensor-core kernels take; 1 where none is used."""
 
 
+LAYOUT_POLICIES = ("study", "shortest")
+"""Values of memory.layout that give each layer a layout of its own (see vdnn.memory.layout)."""
+
+
 class NetworkConfig(Section):
     """Which network; further keys are options of its builder (see vdnn.networks)."""
 
@@ -214,7 +218,11 @@ class MemoryConfig(Section):
     pool_indices: bool = Field(default=True, description="true or false")
     fuse: bool = Field(default=True, description="true or false")
     update: Literal["auto", "layer", "together"] = Field(default="auto", description="auto, layer or together")
-    layout: Literal["auto", "nchw", "nhwc"] = Field(default="auto", description="auto, nchw or nhwc")
+    layout: Literal["auto", "nchw", "nhwc", "chwn", "study", "shortest"] = Field(
+        default="auto", description="auto, nchw, nhwc, chwn, study or shortest"
+    )
+    layout_channels: Whole | None = Field(default=None, ge=1, le=MOST_COUNT, description=f"{_COUNT}, or null")
+    layout_images: Whole | None = Field(default=None, ge=1, le=MOST_COUNT, description=f"{_COUNT}, or null")
     paper_search: bool = Field(default=False, description="true or false")
     slices: bool | None = Field(default=None, description="true, false, or null")
 
@@ -304,10 +312,13 @@ class Config(Section):
         return PRECISIONS[self.precision][0]
 
     def layout_on(self, device: str) -> str:
-        """ "NCHW" or "NHWC", of images and filters on "cpu", "cuda" or "simulated".
+        """ "NCHW", "NHWC" or "CHWN", of images and filters on "cpu", "cuda" or "simulated"; where layers get their own,
+        of what has none.
 
         By itself a GPU gets NHWC where its tensor cores are used, for they read it as it lies; the cpu has none.
         """
+        if self.memory.layout in LAYOUT_POLICIES:
+            return "NCHW"
         if self.memory.layout != "auto":
             return self.memory.layout.upper()
         return "NCHW" if self.precision == "fp32" or device == "cpu" else "NHWC"
@@ -328,6 +339,9 @@ class Config(Section):
             for key in dict.fromkeys(key for keys in SCHEDULE_KEYS.values() for key in keys)
             if key not in SCHEDULE_KEYS[schedule]
         ]
+        if self.memory.layout != "study":
+            reader = f"memory.layout {self.memory.layout}"
+            idle += [(self.memory, f"memory.{key}", reader) for key in ("layout_channels", "layout_images")]
         idle += [(self.data, f"data.{key}", f"source {source}") for key in SOURCE_IDLE_KEYS[source]]
         return tuple(
             f"{key} is not read by {reader}"

@@ -6,7 +6,7 @@ run = plan_run(config, graph, backend, make_budget(config, backend))
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from vdnn.memory.policy import MEMORY_OPTIMAL, POLICIES, Budget, make_plan, smal
 from vdnn.memory.report import Report
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.config import Config
+from vdnn.runtime.layouts import choose_layouts
 from vdnn.runtime.planset import Planned, PlanSet, build_plans, step_parts
 from vdnn.runtime.prepare import backend_costs, make_recipe
 from vdnn.units import format_bytes
@@ -55,19 +56,24 @@ class DryRun:
         )
 
 
-def plan_run(config: Config, graph: Graph, backend: Backend, budget: Budget) -> DryRun:
-    """Plan a full step and an evaluation batch as training would, if there are as many images as they ask for."""
+def plan_run(
+    config: Config, graph: Graph, backend: Backend, budget: Budget, progress: Callable[[str], None] | None = None
+) -> DryRun:
+    """Plan a full step and an evaluation batch as training would, if there are as many images as they ask for.
+
+    Args:
+        progress: told in words what takes long.
+    """
     micro = -(-config.train.batch_size // config.train.accumulate)
     step, evaluation = step_parts(config.train.batch_size, micro), ("eval", config.evaluate.batch_size or micro)
-    plans = build_plans(
-        graph,
-        [*step, evaluation],
-        lambda program: backend_costs(backend, program, config.deterministic),
-        config.memory.policy,
-        budget,
-        make_recipe(config, device=backend.caps.name),
-        instead=refused_plan,
-    )
+    keys = [*step, evaluation]
+
+    def costs_of(program: Program) -> CostTable:
+        return backend_costs(backend, program, config.deterministic)
+
+    recipe = make_recipe(config, device=backend.caps.name)
+    recipe = replace(recipe, layouts=choose_layouts(config, graph, keys, costs_of, recipe, backend, progress=progress))
+    plans = build_plans(graph, keys, costs_of, config.memory.policy, budget, recipe, instead=refused_plan)
     return DryRun(plans, [plans[key] for key in step], plans[evaluation])
 
 

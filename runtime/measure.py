@@ -15,14 +15,17 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from vdnn.layers.lower import IMAGES, LABELS, STEP
 from vdnn.layers.op import Op, Program
 from vdnn.memory.clock import simulate
 from vdnn.memory.costs import CostTable
 from vdnn.memory.plan import Plan
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.executor import Executor
+from vdnn.runtime.step import new_step
 
 ROUNDS, WHOLE_ROUNDS = 3, 5
 RUNS = ROUNDS + 1 + WHOLE_ROUNDS
@@ -69,3 +72,14 @@ def _scaled(
         ratio = factor * measured_ms[op.name] / costs.run_ms(op, program)
         table[op.name] = tuple(replace(c, time_ms=c.time_ms * ratio) for c in costs.of(op, program))
     return replace(costs, candidates=table, source=f"measured on this {where}")
+
+
+def blank_feeds(program: Program) -> dict[str, NDArray[Any]]:
+    """Black images, which cannot be written, label 0 and a step that changes nothing."""
+    images = np.zeros(program.tensors[IMAGES].shape, np.uint8)
+    images.setflags(write=False)
+    return {
+        IMAGES: images,
+        LABELS: np.zeros(program.tensors[LABELS].shape, np.int32),
+        STEP: new_step(0.0, 0.0, 0, 0),
+    }

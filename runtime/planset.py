@@ -9,14 +9,14 @@ Every plan puts the persistent storages at the same offsets, so that each contin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from vdnn.errors import BudgetError
 from vdnn.layers.graph import Graph
 from vdnn.layers.lower import Update, lower
 from vdnn.layers.op import Program
 from vdnn.memory.costs import Candidate, CostTable, Division, Part
-from vdnn.memory.decisions import Decisions
+from vdnn.memory.decisions import Decisions, LayoutChoice
 from vdnn.memory.passes import BY_IMAGE, apply_decisions, batch_of
 from vdnn.memory.plan import Plan
 from vdnn.memory.planner import persistent_places
@@ -26,6 +26,10 @@ from vdnn.memory.verify import verify
 
 Key = tuple[str, int]
 """(mode, images): ("train", 64), ("eval", 16), ("first", 32)."""
+MIXED = "MIXED"
+"""What stands for the layout in the names of plans whose layers have their own."""
+LAYOUTS_OF_RUN = "layouts"
+"""Under this name the layouts of layers are recorded beside the algorithms of plans."""
 Algorithms = Mapping[str, Mapping[str, str]]
 """Chosen algorithm, or slices in the words of vdnn.memory.slices, by op, by plan (see `plan_name`)."""
 Instead = Callable[[Program, CostTable, str, Budget], tuple[Decisions, Plan]]
@@ -56,6 +60,7 @@ class PlanSet:
     notes: tuple[str, ...] = ()
     layout: str = "NCHW"
     dtype: str = "float32"
+    layouts: Mapping[str, LayoutChoice] = field(default_factory=dict)
 
     def __getitem__(self, key: Key) -> Planned:
         return self.plans[key]
@@ -81,8 +86,8 @@ class PlanSet:
         return largest([p.refusal for p in self.plans.values() if p.refusal is not None])
 
     def algorithms(self) -> dict[str, dict[str, str]]:
-        """The choices of every plan, for a checkpoint."""
-        return {
+        """The choices of every plan, and the layouts of layers where they have their own, for a checkpoint."""
+        found = {
             plan_name(key, self.layout, self.dtype): {
                 **{op: chosen.name for op, chosen in p.decisions.algorithms.items()},
                 **{
@@ -92,6 +97,11 @@ class PlanSet:
             }
             for key, p in self.plans.items()
         }
+        return found | ({LAYOUTS_OF_RUN: _names(self.layouts)} if self.layouts else {})
+
+
+def _names(layouts: Mapping[str, LayoutChoice]) -> dict[str, str]:
+    return {layer: choice.layout for layer, choice in layouts.items()}
 
 
 def plan_name(key: Key, layout: str, dtype: str = "float32") -> str:
@@ -127,6 +137,7 @@ class Recipe:
 
     Args:
         update_together: None: where the policy offloads nothing and that fits; `build_plans` finds out.
+        layouts: of layers that have their own, as vdnn.runtime.layouts chooses them.
     """
 
     update: Update
@@ -134,10 +145,16 @@ class Recipe:
     std: tuple[float, ...] | None = None
     pool_indices: bool = False
     layout: str = "NCHW"
+    layouts: Mapping[str, LayoutChoice] = field(default_factory=dict)
     dtype: str = "float32"
     pad_channels: int = 1
     fuse: bool = False
     update_together: bool | None = False
+
+    @property
+    def layout_name(self) -> str:
+        """What algorithms are recorded under."""
+        return MIXED if self.layouts else self.layout
 
     def lower(self, graph: Graph, key: Key) -> Program:
         """The program of `graph` for one key; what trains gets its images a run ahead."""
@@ -153,6 +170,7 @@ class Recipe:
             ahead=ahead,
             pool_indices=self.pool_indices,
             layout=self.layout,
+            layouts=_names(self.layouts),
             dtype=self.dtype,
             pad_channels=self.pad_channels,
             fuse=self.fuse,
@@ -177,10 +195,10 @@ def build_plans(
         recorded: algorithms of an earlier run of the same plans, which are kept.
         instead: plans what does not fit, for looking at.
     """
-    keys = tuple(dict.fromkeys(keys))
+    keys, budget = tuple(dict.fromkeys(keys)), replace(budget, layouts=recipe.layouts)
     if recipe.update_together is None:
         together = replace(recipe, update_together=True)
-        updates = [together.lower(graph, key) for key in keys if key[0] in ("train", "last")]
+        updates = [together.lower(graph, key) for key in keys if key[0] != "eval"]
         roomy = all(fits_whole(program, costs_of(program), policy, budget) for program in updates)
         recipe = together if roomy else replace(recipe, update_together=False)
     programs = {key: recipe.lower(graph, key) for key in keys}
@@ -192,7 +210,7 @@ def build_plans(
     refusals: list[BudgetError] = []
     for key, program in programs.items():
         costs = costs_of(program)
-        kept = (recorded or {}).get(plan_name(key, recipe.layout, recipe.dtype))
+        kept = (recorded or {}).get(plan_name(key, recipe.layout_name, recipe.dtype))
         if kept:
             costs, lost = _only(program, costs, kept)
             notes += [f"{key[0]}/{key[1]}: {sentence}" for sentence in lost]
@@ -212,7 +230,7 @@ def build_plans(
     worst = largest(refusals)
     if worst is not None:
         raise worst
-    return PlanSet(plans, whole, tuple(notes), recipe.layout, recipe.dtype)
+    return PlanSet(plans, whole, tuple(notes), recipe.layout_name, recipe.dtype, recipe.layouts)
 
 
 def _only(program: Program, costs: CostTable, kept: Mapping[str, str]) -> tuple[CostTable, list[str]]:

@@ -7,21 +7,14 @@ step_ms, source = predict(prepared, print)
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from vdnn.errors import BudgetError
-from vdnn.layers.lower import IMAGES, LABELS, STEP
-from vdnn.layers.op import Program
 from vdnn.memory.clock import simulate
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.forecast import SILENT_MS, expected_step
-from vdnn.runtime.measure import RUNS, measure_costs
+from vdnn.runtime.measure import RUNS, blank_feeds, measure_costs
 from vdnn.runtime.planset import Key
 from vdnn.runtime.prepare import Prepared
-from vdnn.runtime.step import new_step
 from vdnn.units import MIB, format_bytes, format_ms
 
 MEASURE_BELOW_MS = 3000.0
@@ -82,14 +75,3 @@ def predict(prepared: Prepared, note: Callable[[str], None]) -> tuple[float, str
         total += simulate(planned.plan, planned.program, costs).total_ms
         source = costs.source
     return total, source
-
-
-def blank_feeds(program: Program) -> dict[str, NDArray[Any]]:
-    """Black images, which cannot be written, label 0 and a step that changes nothing."""
-    images = np.zeros(program.tensors[IMAGES].shape, np.uint8)
-    images.setflags(write=False)
-    return {
-        IMAGES: images,
-        LABELS: np.zeros(program.tensors[LABELS].shape, np.int32),
-        STEP: new_step(0.0, 0.0, 0, 0),
-    }

@@ -8,9 +8,9 @@ from __future__ import annotations
 from vdnn.runtime.backends.simulated import SimulatedBackend
 from vdnn.runtime.executor import Executor, Observer
 from vdnn.runtime.forecast import run_ms
+from vdnn.runtime.measure import blank_feeds
 from vdnn.runtime.planset import Key
 from vdnn.runtime.prepare import Prepared
-from vdnn.runtime.rehearsal import blank_feeds
 from vdnn.units import format_ms
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from vdnn.layers.images import folded_filters
 from vdnn.layers.op import Op
 from vdnn.layers.tensor import TensorSpec
 
@@ -78,8 +79,8 @@ def conv_size(op: Op, specs: Mapping[str, TensorSpec]) -> ConvSize:
     """Sizes of a conv.forward, conv.dgrad or conv.wgrad op from its operands by argument name."""
     shape = {arg: spec.shape for arg, spec in specs.items()}
     x, y = shape.get("x") or shape["dx"], shape.get("y") or shape["dy"]
-    k, _, r, s = shape.get("w") or shape["dw"]
     attrs = op.attrs
+    k, _, r, s = shape.get("w") or folded_filters(shape["dw"], attrs.get("fold", 1), x[1])
     stride, dilation = tuple(attrs["stride"]), tuple(attrs["dilation"])
     direction = op.kind.split(".")[1]
     return ConvSize(x[0], x[1], x[2], x[3], k, r, s, y[2], y[3], attrs["groups"], stride, dilation, direction)

@@ -336,24 +336,32 @@ class Trainer:
         self, executor: Executor, feeds: Mapping[str, NDArray[Any]], moment: str, rate: str, newest: int
     ) -> NotFiniteError:
         """Run the part again, op by op, to name the first layer whose output is not finite."""
-        found: list[Op] = []
+        found: list[str] = []
 
         def look(op: Op, arrays: Mapping[str, Any]) -> None:
-            if not found and not all(np.isfinite(self.backend.read(arrays[arg])).all() for arg in op.writes):
-                found.append(op)
+            for arg, tensor in op.writes.items() if not found else ():
+                if not np.isfinite(self.backend.read(arrays[arg])).all():
+                    mapped = executor.program.tensors[tensor].role in ("act", "grad")
+                    layer = op.layer if mapped else self._owner(tensor, op.layer)  # some ops write for many layers
+                    found.append(f"first in layer '{layer}' (op '{op.name}')")
+                    return
 
         Executor(self.backend, executor.plan, executor.program, inspect=look).run(feeds)
-        place = f"first in layer '{found[0].layer}' (op '{found[0].name}')" if found else "in a weight gradient"
+        place = found[0] if found else "in a weight gradient"
         return self._not_finite(f"{moment}: NaN or infinity {place}", rate, newest)
 
     def _check_finite(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """NotFiniteError if an update has overflowed: such weights are never written."""
         for name, array in tensors.items():
             if not np.isfinite(array).all():
-                owners = (n for n in self.prepared.graph.nodes if name.startswith(f"{n}."))
-                layer = max(owners, key=len)  # a name may begin another
+                layer = self._owner(name)
                 what = f"update of step {self.step - 1}: NaN or infinity in tensor '{name}' (layer '{layer}')"
                 raise self._not_finite(what, self._rate_words(), self.step - 1)
+
+    def _owner(self, tensor: str, default: str = "") -> str:
+        """The layer of a parameter or of what is made from it; `default` if it has none."""
+        owners = (n for n in self.prepared.graph.nodes if tensor.startswith(f"{n}."))
+        return max(owners, key=len, default=default)  # a name may begin another
 
     def _rate_words(self) -> str:
         steps, last = self.prepared.steps, max(0, self.step - 1)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from vdnn.bench.kernel_check import dtype_name
 from vdnn.runtime.backends.cuda.array import DeviceArray
-from vdnn.runtime.backends.cuda.sgd import TABLE
 from vdnn.runtime.backends.cuda.source import SCALARS, STRUCTS, convert, signatures, source
+from vdnn.runtime.backends.cuda.tables import table_type
 
 HEADER = Path(__file__).with_name("cuda_on_host.h")
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w")
@@ -87,21 +87,21 @@ class HostKernels:
         self.launched.append(name)
 
 
-class Updates(ctypes.Structure):
-    """A table of sgd.cu, passed by value."""
-
-    _fields_ = [("words", ctypes.c_uint64 * (TABLE.itemsize // 8))]
+@cache
+def _table(nbytes: int) -> type[ctypes.Structure]:
+    """A table of so many bytes, passed by value."""
+    return type("Table", (ctypes.Structure,), {"_fields_": [("words", ctypes.c_uint64 * (nbytes // 8))]})
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return Updates.from_buffer_copy(value.tobytes())
+        return _table(value.nbytes).from_buffer_copy(value.tobytes())
     return value.item()
 
 
 def _ctype(kind: str) -> Any:
     if kind in STRUCTS:
-        return Updates
+        return _table(table_type(kind).itemsize)
     if kind not in SCALARS:
         return ctypes.c_void_p
     return np.ctypeslib.as_ctypes_type(SCALARS[kind])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
+from typing import Any
 
 import numpy as np
 from interpreter import Array, Run
@@ -18,12 +19,14 @@ TOLERANCE = 1e-6
 ZERO = 1e-9
 
 
-def check_gradients(graph: Graph, batch: int = 4, algorithm: int = 0, *, fuse: bool = False) -> dict[str, float]:
+def check_gradients(
+    graph: Graph, batch: int = 4, algorithm: int = 0, *, fuse: bool = False, **options: Any
+) -> dict[str, float]:
     """Assert that analytic gradients equal central differences; returns the relative error of each tensor.
 
     Every element of every weight is moved by STEP; relative errors are of norms, tensor by tensor.
     """
-    program = lower(graph, batch, dtype="float64", fuse=fuse)
+    program = lower(graph, batch, dtype="float64", fuse=fuse, **options)
     run = Run(program, _away_from_kinks(graph, batch, algorithm), algorithm=algorithm)
     run.run("forward")
     run.run("backward")

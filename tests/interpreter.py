@@ -119,6 +119,8 @@ def laid_out(memory: Array, spec: TensorSpec) -> Array:
     if spec.layout == "NCHW":
         return memory.reshape(spec.shape)
     n, c, h, w = spec.shape
+    if spec.layout == "CHWN":
+        return memory.reshape(c, h, w, n).transpose(3, 0, 1, 2)
     return memory.reshape(n, h, w, c).transpose(0, 3, 1, 2)
 
 

@@ -235,7 +235,10 @@ def test_a_table_by_path_brings_its_precision_and_layout(capsys, half_table):
     assert json.loads(run(capsys, *options, "--json").out)["precision"] == "bf16"
     assert "the layout asked for is NCHW" in run(capsys, *options, "--layouts", "nchw", code=2).err
     assert "is of bf16, --precision is fp16" in run(capsys, *options, "--precision", "fp16", code=2).err
-    assert "expected nchw, nhwc" in run(capsys, "lenet", "--layouts", "chwn", code=2).err
+    assert "expected nchw, nhwc, chwn" in run(capsys, "lenet", "--layouts", "hwcn", code=2).err
+    wide = run(capsys, "lenet", "-b", 8, "--device", "cpu", "--layouts", "chwn").out
+    assert "lenet, batch size 8, fp32, CHWN" in wide
+    assert "GEMM_WIDE" in wide
     assert "show one layout" in run(capsys, "lenet", "--layouts", "nchw,nhwc", "--csv", "a.csv", code=2).err
 
 

@@ -177,7 +177,12 @@ def test_what_is_no_configuration_is_refused(tmp_path, text, line, words):
         ("checkpoint: {keep: 0}\n", 2, "checkpoint.keep", "from 1 to"),
         ("device: gpu\n", 2, "device", "auto, cpu, cuda or simulated, got 'gpu'"),
         ("precision: fp64\n", 2, "precision", "expected fp32, tf32, bf16 or fp16, got 'fp64'"),
-        ("memory: {layout: chwn}\n", 2, "memory.layout", "expected auto, nchw or nhwc, got 'chwn'"),
+        (
+            "memory: {layout: hwcn}\n",
+            2,
+            "memory.layout",
+            "expected auto, nchw, nhwc, chwn, study or shortest, got 'hwcn'",
+        ),
         ("output: ''\n", 2, "output", "a folder"),
     ],
 )

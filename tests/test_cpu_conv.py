@@ -44,6 +44,11 @@ class Case(NamedTuple):
         free = (self.kernel, self.stride, self.padding) == ((1, 1), (1, 1), (0, 0))
         return ("GEMM",) if free else ("GEMM_BATCH", "GEMM_TILE")
 
+    @property
+    def all_algorithms(self) -> tuple[str, ...]:
+        """With those that CHWN has, which take any layout."""
+        return (*self.algorithms, "GEMM_WIDE", "GEMM_WIDE_TILE")
+
 
 CASES = {
     "plain": Case((2, 3, 5, 6), 4, (3, 3)),
@@ -61,7 +66,7 @@ CASES = {
     "depthwise": Case((2, 4, 5, 5), 4, (3, 3), padding=(1, 1), groups=4),
     "grouped, all at once": Case((2, 4, 7, 6), 6, (3, 2), stride=(2, 1), padding=(1, 1), dilation=(1, 2), groups=2),
 }
-RUNS = [pytest.param(case, a, id=f"{name}, {a}") for name, case in CASES.items() for a in case.algorithms]
+RUNS = [pytest.param(case, a, id=f"{name}, {a}") for name, case in CASES.items() for a in case.all_algorithms]
 
 
 def taps(case: Case) -> list[tuple[tuple[int, int, int, int], tuple[int, int, int, int], tuple[int, int, int, int]]]:
@@ -151,6 +156,7 @@ def test_passes_cut_into_the_smallest_parts(
     """Large layers go image by image and row by row, and their filter gradients a few columns at a time."""
     for name in ("TILE_BYTES", "TILE_SCRATCH_BYTES", "BATCH_BYTES", "BATCH_SCRATCH_BYTES", "CACHE_BYTES"):
         monkeypatch.setattr(geometry, name, 1)
+    monkeypatch.setattr(geometry, "WIDE", dict.fromkeys(geometry.WIDE, 1))
     check(case, algorithm, accumulate=accumulate)
 
 
@@ -163,7 +169,12 @@ def test_parts_of_unequal_size(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = geometry.Geometry.of(case.attrs, case.images, (3, 2, 3, 3), case.output, 8)
     assert cut.split("GEMM_BATCH", "conv.forward", accumulate=False).images == 2
     assert cut.split("GEMM_TILE", "conv.forward", accumulate=False).rows == 3
-    for algorithm in case.algorithms:
+    column_bytes = (2 * 9 + 3) * 8 * 8
+    wide = {"GEMM_WIDE": 5 * 4 * column_bytes, "GEMM_WIDE_TILE": 2 * column_bytes}  # three images at once, and two
+    monkeypatch.setattr(geometry, "WIDE", wide)
+    cuts = [cut.split(name, "conv.forward", accumulate=False) for name in wide]
+    assert [(part.images, part.rows) for part in cuts] == [(5, 3), (2, 1)]
+    for algorithm in case.all_algorithms:
         check(case, algorithm)
 
 
@@ -180,13 +191,16 @@ LARGE = {
 @pytest.mark.parametrize("case", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("kind", ["conv.forward", "conv.wgrad", "conv.dgrad"])
 def test_workspace_is_bounded(case: Case, kind: str) -> None:
-    """GEMM_TILE takes about 1 MiB or one row, GEMM_BATCH 32 MiB, GEMM nothing but what is added."""
+    """GEMM_TILE takes about 1 MiB or one row, GEMM_BATCH 32 MiB, GEMM_WIDE 8 MiB, GEMM only what is added."""
     weights = (case.filters, case.images[1] // case.groups, *case.kernel)
     row = 4 * weights[1] * weights[2] * weights[3] * case.output[3]
     limits = {"GEMM": 0, "GEMM_TILE": max(2**20, row + 2**18), "GEMM_BATCH": 2**25}
+    column = row + 4 * case.filters // case.groups * case.output[3]
+    wide = {"GEMM_WIDE": max(2**23, column) + 2**18, "GEMM_WIDE_TILE": max(768 * 2**10, column) + 2**18}
+    limits |= {name: limit + 1024 for name, limit in wide.items()}  # pieces are aligned
     g = geometry.Geometry.of(case.attrs, case.images, weights, case.output, 4)
     assert g.algorithms == case.algorithms
-    for algorithm in g.algorithms:
+    for algorithm in case.all_algorithms:
         limit = limits[algorithm] + (2**18 if algorithm == "GEMM" and kind == "conv.wgrad" else 0)
         assert g.split(algorithm, kind, accumulate=False).nbytes <= limit
         assert g.split(algorithm, kind, accumulate=True).nbytes <= max(limit, 2**18)
@@ -205,7 +219,7 @@ def test_a_workspace_too_small_is_named() -> None:
         )
 
 
-@pytest.mark.parametrize("algorithm", ["GEMM_BATCH", "GEMM_TILE"])
+@pytest.mark.parametrize("algorithm", ["GEMM_BATCH", "GEMM_TILE", "GEMM_WIDE"])
 def test_float32_is_as_near_as_float32_can_be(algorithm: str) -> None:
     case = Case((4, 16, 12, 12), 8, (3, 3), padding=(1, 1))
     want = Passes.of(case)

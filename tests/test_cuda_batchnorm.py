@@ -23,6 +23,7 @@ from vdnn.layers import Op
 from vdnn.runtime.backends.cuda.array import contiguous
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, workspace_bytes
 from vdnn.runtime.backends.cuda.launch import COLUMNS, Channels
+from vdnn.runtime.bfloat16 import from_bfloat16, host_dtype, to_bfloat16
 
 RNG = np.random.default_rng(4)
 
@@ -113,6 +114,33 @@ def test_a_mean_far_from_zero_costs_no_digits_of_the_variance() -> None:
         np.testing.assert_allclose(mean, wide.mean(axis=(0, 2, 3)), rtol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_is_stored_as_zero_has_no_gradient(dtype: str) -> None:
+    """The mask of a ReLU, found again from x: y is not above 0 where rounding makes it 0, as half the smallest is."""
+    smallest = np.ones(1, np.uint32 if dtype == "float32" else np.uint16)
+    x = np.repeat(smallest.view(np.float32 if dtype == "float32" else host_dtype(dtype)), 5)[None]
+    weight = np.array([1, 0.75, 0.5, 0.25, -1], np.float32)  # times the smallest number that can be stored
+    product = (known(x)[0] * weight).astype(np.float32)
+    y = stored(product, dtype)
+    assert [bool(value > 0) for value in known(y)] == [True, True, dtype == "float32" and product[2] > 0, False, False]
+    one, sums = np.ones(5, np.float32), {name: np.full(5, np.nan, np.float32) for name in ("dweight", "dbias")}
+    dy, dx = stored(one[None], dtype), np.zeros_like(x)
+    held = {"x": x, "dy": dy, "dx": dx, "weight": weight, "mean": 0 * one, "invstd": one, "bias": 0 * one, **sums}
+    scratch = np.zeros(workspace_bytes("batchnorm.backward", {"x": x.shape}), np.uint8)
+    op = Op("the-op", "batchnorm.backward", "the-layer", "forward", {}, {}, {"eps": 0.0, "activation": "relu"})
+    placed = {name: array_of(array) for name, array in {**held, "workspace": scratch}.items()}
+    CUDA_KERNELS[op.kind](op, placed, HostKernels(dtype=dtype), None)
+    assert (sums["dbias"] == (known(y) > 0)).all()
+
+
+def stored(values: Array, dtype: str) -> Array:
+    return to_bfloat16(values) if dtype == "bfloat16" else values.astype(dtype)
+
+
+def known(array: Array) -> Array:
+    return from_bfloat16(array) if array.dtype == np.uint16 else array.astype(np.float32)
+
+
 # ---- grids
 
 
@@ -167,7 +195,11 @@ def test_the_study_of_bandwidths_runs(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(gpu_batchnorm, "SHAPES", (("small", (2, 8, 4, 4)),))
     monkeypatch.setattr(gpu_batchnorm, "COPY_BYTES", 4096)
     monkeypatch.setattr(gpu_batchnorm, "GRAPH_CALLS", 1)
-    gpu_batchnorm.main(["--dtypes", "bfloat16"])
+    for name in ("COLUMN_BLOCKS", "BLOCK_NUMBERS"):
+        monkeypatch.setattr(Channels, name, getattr(Channels, name))
+    gpu_batchnorm.main(["--dtypes", "bfloat16", "--cuts", "256:1024:14", "4:8:10"])
     lines = capsys.readouterr().out.splitlines()
     for call in gpu_batchnorm.CALLS:
-        assert sum(f" {call.name}  " in line for line in lines) == 2, call
+        assert sum(f" {call.name}  " in line for line in lines) == 4, call
+    assert [line for line in lines if line.startswith("cut")] == ["cut 256:1024:14", "cut 4:8:10"]
+    assert (Channels.COLUMN_BLOCKS, Channels.BLOCK_NUMBERS) == ((4, 8), (2**13, 2**10, 2**19))

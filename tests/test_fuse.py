@@ -277,13 +277,13 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_fused_networks_and_updates_are_the_same_bits(network: str, layout: str) -> None:
     check_equal(states(NETWORKS[network](), 4, 3, pool_indices=layout == "NCHW", layout=layout))
 
 
-@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
 @pytest.mark.parametrize("network", ["lenet", "inceptions"])
 def test_a_relu_of_16_bit_numbers_is_the_same_bits_before_and_after_rounding(network: str, layout: str) -> None:
     """But for sums: a fused one is not rounded before the norm's result has been added."""

@@ -15,7 +15,7 @@ from vdnn.memory.policy import Budget, none
 from vdnn.memory.schedule import make_schedule
 from vdnn.runtime.backends.cpu import CpuBackend, backend
 from vdnn.runtime.executor import Executor
-from vdnn.runtime.rehearsal import blank_feeds
+from vdnn.runtime.measure import blank_feeds
 
 GUARD = 256
 LAB = Lab("lenet", 2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 
@@ -46,7 +46,7 @@ def kernel(kind: str, layer: str, argument: str, reads: dict[str, Values], chann
     """The result `argument` of a kernel that reads `reads`."""
     if argument == "status":  # the step state: no update meets a NaN here
         return constant("step", channels)
-    if kind == "copy.forward":
+    if kind in ("copy.forward", "layout.transform"):
         return list(reads["x"])
     if kind == "add.forward":
         return total(reads["a"], reads["b"])
@@ -265,14 +265,14 @@ def random_graph(seed: int, fusible: float = 0.0) -> Graph:
     return graph
 
 
-def check(graph: Graph, fuse: bool) -> None:
+def check(graph: Graph, fuse: bool, layouts: Mapping[str, str] | None = None) -> None:
     """Train, eval and accumulated programs of `graph` compute what the graph says."""
     expected = weight_gradients(graph)
 
     def run(*modes: str) -> Machine:
         machine = Machine()
         for mode in modes:
-            machine.run(lower(graph, 2, mode, fuse=fuse, update_together=fuse))
+            machine.run(lower(graph, 2, mode, fuse=fuse, update_together=fuse, layouts=layouts))
         return machine
 
     machine = run("train")

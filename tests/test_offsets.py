@@ -7,7 +7,7 @@ from itertools import permutations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vdnn.memory.offsets import Block, most_live, place
@@ -62,6 +62,7 @@ def lifetimes(draw: st.DrawFn, most: int) -> list[Block]:
 
 @settings(max_examples=150, deadline=None)
 @given(lifetimes(40))
+@example([Block(10, 11, 2560), Block(10, 12, 2560), Block(11, 13, 2560), Block(12, 13, 2816)])  # two begin alike
 def test_live_blocks_never_overlap(blocks: list[Block]) -> None:
     assert most_live(blocks) == live_at_most(blocks)
     check(blocks)

@@ -29,10 +29,9 @@ from vdnn.networks import build
 from vdnn.runtime.backends.cpu import CpuBackend
 from vdnn.runtime.backends.simulated import SimulatedBackend
 from vdnn.runtime.executor import Executor
-from vdnn.runtime.measure import measure_costs
+from vdnn.runtime.measure import blank_feeds, measure_costs
 from vdnn.runtime.prepare import backend_costs
 from vdnn.runtime.profile import load_profile
-from vdnn.runtime.rehearsal import blank_feeds
 
 Slices = Mapping[str, tuple[Slice, ...]]
 BY_PIXEL = ("GEMM", "GEMM_TILE")

@@ -16,6 +16,7 @@ from rich.table import Table
 from vdnn.cli.options import guarded, read_config, unmet_precision, unmodelled_layout
 from vdnn.cli.tables import wide_console
 from vdnn.errors import ConfigError
+from vdnn.layers.tensor import MEMORY_ORDERS
 from vdnn.networks import build
 from vdnn.runtime import algos
 from vdnn.runtime.algorithm_table import AlgorithmTable, load_table, stored_names
@@ -49,7 +50,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--all", action="store_true", help="all algorithms, also those that others beat")
     parser.add_argument("--limits", metavar="LIST", default=LIMITS, help=f"most workspace of each, default {LIMITS}")
     parser.add_argument("--precision", metavar="P", help="fp32, tf32 for those on tensor cores too, bf16 or fp16")
-    parser.add_argument("--layouts", metavar="LIST", help="NCHW, NHWC, or both one after the other: nchw,nhwc")
+    parser.add_argument("--layouts", metavar="LIST", help="NCHW, NHWC, CHWN, or several one after the other: nchw,nhwc")
     parser.add_argument("--device", metavar="D", help="measure, or ask, this one: cuda, cpu or simulated")
     parser.add_argument("--profile", metavar="NAME", help="model the machine of this profile")
     parser.add_argument("--table", metavar="NAME", help="a stored table by name, or the path of one (.json)")
@@ -97,8 +98,8 @@ def show(arguments: argparse.Namespace) -> int:
 def read_layouts(text: str | None) -> list[str]:
     """ "NCHW,NHWC" as values of memory.layout; nothing of None."""
     layouts = [part.strip().lower() for part in text.split(",")] if text is not None else []
-    if not set(layouts) <= {"nchw", "nhwc"}:
-        raise ConfigError(f"--layouts: expected nchw, nhwc or nchw,nhwc, got '{text}'")
+    if not set(layouts) <= set(map(str.lower, MEMORY_ORDERS)):
+        raise ConfigError(f"--layouts: expected nchw, nhwc, chwn, or several such as nchw,nhwc, got '{text}'")
     return layouts
 
 

@@ -2,6 +2,7 @@
 
 vdnn plan vgg16 --memory-limit 12GiB
 vdnn algos vgg16 -b 256
+vdnn layouts explain alexnet --layout study
 vdnn tables fig14
 vdnn doctor
 """
@@ -12,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 
 from vdnn import __version__
-from vdnn.cli import algos, doctor, paper_tables, plan
+from vdnn.cli import algos, doctor, layouts, paper_tables, plan
 from vdnn.cli.options import Parser
 
 
@@ -21,7 +22,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="vdnn", description="Plan and inspect; `vdnn-train CONFIG` trains.")
     parser.add_argument("--version", action="version", version=f"vdnn {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (plan, algos, paper_tables, doctor):
+    for command in (plan, algos, layouts, paper_tables, doctor):
         command.add_parser(commands)
     return parser
 

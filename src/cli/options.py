@@ -16,7 +16,7 @@ from vdnn.cli.signals import Stopped, stoppable
 from vdnn.errors import ConfigError, VdnnError
 from vdnn.memory.policy import MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL, POLICIES
 from vdnn.runtime.backend import Caps
-from vdnn.runtime.config import Config, load_config
+from vdnn.runtime.config import LAYOUT_POLICIES, Config, load_config
 from vdnn.runtime.config_file import place_of, read
 from vdnn.runtime.devices import DEFAULT_PROFILE
 from vdnn.runtime.yaml_lines import shorten
@@ -64,7 +64,11 @@ def add_config_options(parser: argparse.ArgumentParser, profile_help: str) -> No
     parser.add_argument("-b", "--batch-size", metavar="N", help="images per step")
     parser.add_argument("--policy", metavar="P", help=f"what leaves the device: {', '.join(POLICIES)}")
     parser.add_argument("--algorithms", metavar="A", help=f"{MEMORY_OPTIMAL} or {PERFORMANCE_OPTIMAL}")
-    parser.add_argument("--layout", metavar="L", help="of images and filters in memory: auto, nchw or nhwc")
+    parser.add_argument(
+        "--layout",
+        metavar="L",
+        help="of images and filters in memory: auto, nchw, nhwc, chwn; study or shortest: of each layer",
+    )
     parser.add_argument("--memory-limit", metavar="BYTES", help="device bytes, such as 12GiB")
     parser.add_argument("--host-limit", metavar="BYTES", help="host bytes for offloaded maps")
     parser.add_argument("--workspace-limit", metavar="BYTES", help="most workspace of one convolution")
@@ -138,6 +142,8 @@ def unmet_precision(config: Config, caps: Caps) -> str | None:
 
 def unmodelled_layout(config: Config, caps: Caps) -> str | None:
     """A sentence if a layout was taken that nobody named, is modelled as another, or is little tried on this device."""
+    if config.memory.layout in LAYOUT_POLICIES and caps.simulated:
+        return f"profiles know NCHW: times of layers on device {caps.name} are the same in every layout"
     layout = config.layout_on(caps.name).lower()
     if layout == "nchw":
         return None

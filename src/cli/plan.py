@@ -27,6 +27,7 @@ from vdnn.runtime.calibration import calibration_key, known_factor
 from vdnn.runtime.devices import open_device
 from vdnn.runtime.dry_plan import plan_run, whole_step
 from vdnn.runtime.files import write_output
+from vdnn.runtime.layouts import check_layout
 from vdnn.runtime.prepare import make_budget, stated_bytes
 from vdnn.runtime.trace import plan_trace
 from vdnn.units import format_bytes
@@ -73,6 +74,7 @@ def plan(arguments: argparse.Namespace) -> int:
         plain = ["memory.pool_indices=false", "memory.fuse=false", "memory.update=layer"]
         arguments.overrides = [*plain, "memory.paper_search=true", *arguments.overrides]
     config = read_config(arguments, extra)
+    check_layout(config, config.device)
     graph = build(config.network.name, **config.network.options)
     backend, _ = open_device(
         config.device,
@@ -89,7 +91,7 @@ def plan(arguments: argparse.Namespace) -> int:
     budget = make_budget(config, backend)
     limit_bytes = stated_bytes(budget)
     limit = f"{format_bytes(limit_bytes)} ({limit_words(arguments, config, backend.caps, limit_bytes)})"
-    dry = plan_run(config, graph, backend, budget)
+    dry = plan_run(config, graph, backend, budget, say)
     worst = max(dry.parts, key=lambda part: part.plan.slab_bytes)
     made, planned, decisions, costs = worst.plan, worst.program, worst.decisions, worst.costs
     refusal = dry.plans.refusal

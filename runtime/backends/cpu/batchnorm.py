@@ -10,6 +10,7 @@ momentum and count for update_stats.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,9 @@ import numpy as np
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cpu.chunks import Array, chunked, image_slices, plane_sums, planes
 from vdnn.runtime.backends.cpu.select import select
+
+STATISTICS = ("mean", "invstd", "running_mean", "running_var")
+"""Arguments of update_stats."""
 
 
 def batchnorm_forward(
@@ -64,6 +68,13 @@ def batchnorm_update_stats(op: Op, *, mean: Array, invstd: Array, running_mean: 
     variance = np.maximum(1 / np.square(invstd, dtype=np.float64) - op.attrs["eps"], 0) * (count / (count - 1))
     running_mean[...] = (1 - momentum) * running_mean + momentum * mean
     running_var[...] = (1 - momentum) * running_var + momentum * variance
+
+
+def batchnorm_update_stats_all(op: Op, **arrays: Array) -> None:
+    """The same of many norms: arguments mean0, invstd0, running_mean0, running_var0, mean1, ...; attrs are lists."""
+    for i in range(len(op.attrs["count"])):
+        one = replace(op, attrs={name: values[i] for name, values in op.attrs.items()})
+        batchnorm_update_stats(one, **{name: arrays[f"{name}{i}"] for name in STATISTICS})
 
 
 def batchnorm_backward(

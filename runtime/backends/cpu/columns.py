@@ -4,7 +4,7 @@
     np.matmul(filters, fill_columns(g, x, part, work), out=...)
 
 Rows of the column matrix are (channel, r, s), or (r, s, channel) where filters lie so in memory; its columns are
-(image, p, q) of the part.
+(image, p, q) of the part, or (p, q, image) under the algorithms of vdnn.runtime.backends.cpu.geometry that say so.
 """
 
 from __future__ import annotations
@@ -29,27 +29,38 @@ FEW, LONG = 1024, 512
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The workspace of one call in its three pieces, flat, in the dtype of the operands."""
+    """The workspace of one call in its three pieces, flat, in the dtype of the operands.
+
+    `images_last`: columns are (p, q, image), not (image, p, q).
+    """
 
     columns: Array
     stage: Array
     scratch: Array
+    images_last: bool = False
 
     @classmethod
     def of(cls, op: Op, split: Split, workspace: Array | None, dtype: DTypeLike) -> Work:
         """Cut `workspace` (uint8, at least split.nbytes; None counts as none)."""
-        given = np.empty(0, np.uint8) if workspace is None else workspace
-        if given.nbytes < split.nbytes:
-            raise VdnnError(
-                f"op '{op.name}' (layer '{op.layer}', algorithm {op.attrs['algorithm']}): expected a workspace of "
-                f"{split.nbytes} bytes ({format_bytes(split.nbytes)}), got {given.nbytes}; "
-                "ask vdnn.runtime.backends.cpu.geometry.workspace_bytes for the size"
-            )
+        given = given_workspace(op, split.nbytes, workspace)
         pieces, start = [], 0
         for nbytes in (split.columns_bytes, split.stage_bytes, split.scratch_bytes):
             pieces.append(given[start : start + nbytes].view(dtype))
             start += align(nbytes)
-        return cls(*pieces)
+        columns, stage, scratch = pieces
+        return cls(columns, stage, scratch, split.images_last)
+
+
+def given_workspace(op: Op, nbytes: int, workspace: Array | None) -> Array:
+    """The workspace of `op`, None as an empty one; VdnnError if it has fewer bytes."""
+    given = np.empty(0, np.uint8) if workspace is None else workspace
+    if given.nbytes < nbytes:
+        raise VdnnError(
+            f"op '{op.name}' (layer '{op.layer}', algorithm {op.attrs['algorithm']}): expected a workspace of "
+            f"{nbytes} bytes ({format_bytes(nbytes)}), got {given.nbytes}; "
+            "ask vdnn.runtime.backends.cpu.geometry.workspace_bytes for the size"
+        )
+    return given
 
 
 def fill_columns(g: Geometry, x: Array, part: Part, work: Work) -> Array:
@@ -57,7 +68,7 @@ def fill_columns(g: Geometry, x: Array, part: Part, work: Work) -> Array:
     if not work.columns.size:
         return planes(x)[part.images.start, part.channels]
     matrix = column_matrix(g, part, work)
-    columns = logical_columns(g, part, matrix)
+    columns = logical_columns(g, part, matrix, work)
     pixels = x[part.images, part.channels].transpose(1, 0, 2, 3)
     vertical, horizontal = _taps(g, part)
     if any(g.padding):
@@ -73,9 +84,9 @@ def fill_columns(g: Geometry, x: Array, part: Part, work: Work) -> Array:
     return matrix
 
 
-def add_columns(g: Geometry, matrix: Array, dx: Array, part: Part) -> None:
+def add_columns(g: Geometry, matrix: Array, dx: Array, part: Part, work: Work) -> None:
     """Add each number of a column matrix to the pixel of dx (N, C, H, W) that it stands for."""
-    columns = logical_columns(g, part, matrix)
+    columns = logical_columns(g, part, matrix, work)
     pixels = dx[part.images, part.channels].transpose(1, 0, 2, 3)
     for row, column in product(*_taps(g, part)):
         into = pixels[:, :, row.pixels, column.pixels]
@@ -88,12 +99,15 @@ def column_matrix(g: Geometry, part: Part, work: Work) -> Array:
     return work.columns[: g.taps * images * rows * g.q].reshape(g.taps, -1)
 
 
-def logical_columns(g: Geometry, part: Part, matrix: Array) -> Array:
+def logical_columns(g: Geometry, part: Part, matrix: Array, work: Work) -> Array:
     """A column matrix as (C/groups, R, S, images, rows, Q), a view."""
     images, rows = part.images.stop - part.images.start, part.rows[1] - part.rows[0]
+    outputs = (rows, g.q, images) if work.images_last else (images, rows, g.q)
     if g.channels_last:
-        return matrix.reshape(g.r, g.s, -1, images, rows, g.q).transpose(2, 0, 1, 3, 4, 5)
-    return matrix.reshape(-1, g.r, g.s, images, rows, g.q)
+        columns = matrix.reshape(g.r, g.s, -1, *outputs).transpose(2, 0, 1, 3, 4, 5)
+    else:
+        columns = matrix.reshape(-1, g.r, g.s, *outputs)
+    return columns.transpose(0, 1, 2, 5, 3, 4) if work.images_last else columns
 
 
 def filter_matrix(g: Geometry, w: Array, part: Part) -> Array:
@@ -107,20 +121,27 @@ def output_block(g: Geometry, y: Array, part: Part) -> Array:
     return planes(y)[part.images, part.filters, part.rows[0] * g.q : part.rows[1] * g.q]
 
 
-def stage_outputs(block: Array, work: Work) -> Array:
-    """The workspace as the outputs `block` (images, K/groups, T) in matrix order (K/groups, images, T)."""
+def stage_outputs(block: Array, work: Work) -> tuple[Array, Array]:
+    """The workspace for the outputs `block`, twice: in its shape (images, K/groups, T), and as the matrix of a product,
+    K/groups rows of (image, t), or of (t, image) where images are last."""
     images, filters, width = block.shape
-    return work.stage[: block.size].reshape(filters, images, width)
+    flat = work.stage[: block.size]
+    if work.images_last:
+        staged = flat.reshape(filters, width, images).transpose(2, 0, 1)
+    else:
+        staged = flat.reshape(filters, images, width).transpose(1, 0, 2)
+    return staged, flat.reshape(filters, -1)
 
 
 def output_matrix(g: Geometry, dy: Array, part: Part, work: Work) -> Array:
-    """dy (N, K, P, Q) of `part` as the matrix (K/groups, images*rows*Q): a view for one image, else a copy."""
+    """dy (N, K, P, Q) of `part` as the matrix (K/groups, images*rows*Q): for one image a view, where images are not
+    last, else a copy."""
     block = output_block(g, dy, part)
-    if len(block) == 1:
+    if len(block) == 1 and not work.images_last:
         return block.reshape(block.shape[1:])
-    staged = stage_outputs(block, work)
-    np.copyto(staged, block.transpose(1, 0, 2))
-    return staged.reshape(block.shape[1], -1)
+    staged, matrix = stage_outputs(block, work)
+    np.copyto(staged, block)
+    return matrix
 
 
 def multiply(a: Array, b: Array, out: Array, scratch: Array | None) -> None:

@@ -17,7 +17,14 @@ from vdnn.layers.tensor import Shape, TensorSpec
 from vdnn.memory.costs import Candidate, CopyRates
 from vdnn.runtime.backends.cpu.geometry import algorithms, workspace_bytes
 
-FLOPS_PER_MS = {"GEMM": 60e6, "GEMM_BATCH": 60e6, "GEMM_TILE": 50e6, "default": 60e6}
+FLOPS_PER_MS = {
+    "GEMM": 60e6,
+    "GEMM_BATCH": 60e6,
+    "GEMM_TILE": 50e6,
+    "GEMM_WIDE": 60e6,
+    "GEMM_WIDE_TILE": 50e6,
+    "default": 60e6,
+}
 BYTES_PER_MS = 4e6
 OVERHEAD_MS = 0.01
 RATES = CopyRates(d2h_gbps=5.0, h2d_gbps=5.0, both_gbps=8.0, latency_us=20.0)

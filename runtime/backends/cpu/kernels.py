@@ -14,9 +14,16 @@ from vdnn.runtime.backends.cpu.batchnorm import (
     batchnorm_forward,
     batchnorm_inference,
     batchnorm_update_stats,
+    batchnorm_update_stats_all,
 )
 from vdnn.runtime.backends.cpu.conv import conv_bgrad, conv_dgrad, conv_forward, conv_wgrad
-from vdnn.runtime.backends.cpu.copy import add_forward, copy_forward, filter_prepare, input_normalize
+from vdnn.runtime.backends.cpu.copy import (
+    add_forward,
+    copy_forward,
+    filter_prepare,
+    filter_prepare_all,
+    input_normalize,
+)
 from vdnn.runtime.backends.cpu.dropout import dropout_backward, dropout_forward
 from vdnn.runtime.backends.cpu.linear import linear_bgrad, linear_dgrad, linear_forward, linear_wgrad
 from vdnn.runtime.backends.cpu.lrn import lrn_backward, lrn_forward
@@ -45,6 +52,7 @@ KERNELS: Mapping[str, Callable[..., None]] = {
     "batchnorm.forward": batchnorm_forward,
     "batchnorm.inference": batchnorm_inference,
     "batchnorm.update_stats": batchnorm_update_stats,
+    "batchnorm.update_stats_all": batchnorm_update_stats_all,
     "batchnorm.backward": batchnorm_backward,
     "dropout.forward": dropout_forward,
     "dropout.backward": dropout_backward,
@@ -52,6 +60,7 @@ KERNELS: Mapping[str, Callable[..., None]] = {
     "copy.forward": copy_forward,
     "layout.transform": copy_forward,
     "filter.prepare": filter_prepare,
+    "filter.prepare_all": filter_prepare_all,
     "softmax_loss.forward": softmax_loss_forward,
     "softmax_loss.backward": softmax_loss_backward,
     "sgd.update": sgd_update,

@@ -73,14 +73,40 @@ extern "C" __global__ void __launch_bounds__(THREADS) batchnorm_normalize_and_ad
 }
 
 // running = (1 - momentum) * running + momentum * batch; unbias = count / (count - 1). One thread a channel.
+struct Statistics {
+    const float *mean, *invstd;
+    float *running_mean, *running_var;
+    double momentum, eps, unbias;
+    u32 size, first;
+
+    __device__ __forceinline__ void move(u32 c) const {
+        if (c >= size) return;
+        const double deviation = 1 / double(invstd[c]);
+        const double variance = deviation * deviation - eps;
+        const double batch = (variance < 0 ? 0 : variance) * unbias;
+        running_mean[c] = float((1 - momentum) * running_mean[c] + momentum * mean[c]);
+        running_var[c] = float((1 - momentum) * running_var[c] + momentum * batch);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS) batchnorm_update_stats(
     const float* mean, const float* invstd, float* running_mean, float* running_var, u32 channels, double momentum,
     double eps, double unbias) {
-    const u32 c = blockIdx.x * THREADS + threadIdx.x;
-    if (c >= channels) return;
-    const double deviation = 1 / double(invstd[c]);
-    const double variance = deviation * deviation - eps;
-    const double batch = (variance < 0 ? 0 : variance) * unbias;
-    running_mean[c] = float((1 - momentum) * running_mean[c] + momentum * mean[c]);
-    running_var[c] = float((1 - momentum) * running_var[c] + momentum * batch);
+    const Statistics one{mean, invstd, running_mean, running_var, momentum, eps, unbias, channels, 0};
+    one.move(blockIdx.x * THREADS + threadIdx.x);
+}
+
+constexpr int NORMS = 62;  // norms in a table, see UPDATES in sgd.cu
+
+// vdnn.runtime.backends.cuda.source.STRUCTS
+struct Norms {
+    Statistics of[NORMS];
+};
+static_assert(sizeof(Norms) == 64 * NORMS, "a norm has 64 bytes");
+
+// The same of `count` norms.
+extern "C" __global__ void __launch_bounds__(THREADS) batchnorm_update_stats_all(
+    const __grid_constant__ Norms table, u32 count) {
+    const Statistics& one = row_of_block(table, count);
+    one.move((blockIdx.x - one.first) * THREADS + threadIdx.x);
 }

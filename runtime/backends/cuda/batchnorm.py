@@ -10,6 +10,7 @@ none; momentum and count for update_stats. Workspace of forward and backward: ba
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from typing import Any
 
@@ -28,6 +29,10 @@ from vdnn.runtime.backends.cuda.launch import (
     rows_of,
     workspace,
 )
+from vdnn.runtime.backends.cuda.tables import tables
+
+STATISTICS = ("mean", "invstd", "running_mean", "running_var")
+"""Arguments of update_stats."""
 
 
 def batchnorm_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
@@ -52,10 +57,27 @@ def batchnorm_inference(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -
 
 def batchnorm_update_stats(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """running = (1 - momentum) * running + momentum * batch, with the unbiased variance of the batch."""
-    found = operands(op, arrays, "mean", "invstd", "running_mean", "running_var")
-    channels, count = found[0].size, op.attrs["count"]
+    found, count = operands(op, arrays, *STATISTICS), op.attrs["count"]
+    channels = found[0].size
     args = [*(array.ptr for array in found), channels, op.attrs["momentum"], op.attrs["eps"], count / (count - 1)]
     kernels.launch("batchnorm_update_stats", -(-channels // THREADS), args, stream)
+
+
+def batchnorm_update_stats_all(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
+    """The same of many norms in a launch or a few: arguments mean0, invstd0, running_mean0, running_var0, mean1, ...;
+    attributes are lists."""
+    for blocks, norms, table in tables("Norms", _norms(op, arrays)):
+        kernels.launch("batchnorm_update_stats_all", blocks, [table, norms], stream)
+
+
+def _norms(op: Op, arrays: Arrays) -> Iterator[tuple[int, tuple[float, ...]]]:
+    """Blocks of each norm, and its row of struct Norms."""
+    rules = zip(*(op.attrs[name] for name in ("momentum", "eps", "count")), strict=True)
+    for i, (momentum, eps, count) in enumerate(rules):
+        found = operands(op, arrays, *(f"{name}{i}" for name in STATISTICS))
+        channels = found[0].size
+        row = (*(array.ptr for array in found), momentum, eps, count / (count - 1), channels)
+        yield -(-channels // THREADS), row
 
 
 def batchnorm_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:

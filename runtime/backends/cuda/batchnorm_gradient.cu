@@ -21,7 +21,7 @@ struct GradientTerms {
     __device__ float operator()(const float (&v)[COUNT], float& a, float& b) const {
         const float deviation = v[0] - k[0];
         float g = v[1];
-        if constexpr (MASK == BY_X) g = float(Real(deviation * k[1] + k[2])) > 0 ? g : 0.0f;
+        if constexpr (MASK == BY_X) g = deviation * k[1] + k[2] > STORED_AS_ZERO<Real> ? g : 0.0f;
         if constexpr (MASK == BY_Y) g = v[2] > 0 ? g : 0.0f;
         a += g;
         b += deviation * g;
@@ -94,7 +94,7 @@ struct Gradient {
     __device__ float operator()(const float (&v)[COUNT]) const {
         const float deviation = v[0] - k[0];
         float g = v[1];
-        if constexpr (MASK == BY_X) g = float(Real(deviation * k[1] + k[4])) > 0 ? g : 0.0f;
+        if constexpr (MASK == BY_X) g = deviation * k[1] + k[4] > STORED_AS_ZERO<Real> ? g : 0.0f;
         if constexpr (MASK == BY_Y) g = v[2] > 0 ? g : 0.0f;
         const float dx = (g - deviation * k[2] - k[3]) * k[1];
         if constexpr (COUNT > INPUTS) return v[INPUTS] + dx;

@@ -288,6 +288,21 @@ __device__ __forceinline__ void map(
         map_short<1>(in, y, y_stride, u32(inner), chunks, Plain<F>{f});
 }
 
+// The last of `count` rows of a table that begins at this block or before it: row.first is the number of its first
+// block. vdnn.runtime.backends.cuda.tables
+template <class Table>
+__device__ __forceinline__ const auto& row_of_block(const Table& table, u32 count) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 middle = (low + high) / 2;
+        if (table.of[middle].first <= blockIdx.x)
+            low = middle;
+        else
+            high = middle;
+    }
+    return table.of[low];
+}
+
 // Sums of two numbers over the threads of a block, in an order that never changes; thread 0 gets them.
 __device__ __forceinline__ void block_sums(double& first, double& second) {
     __shared__ double held[2][THREADS];

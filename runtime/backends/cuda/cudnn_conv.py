@@ -59,7 +59,8 @@ class ConvProblem:
         dtype: of all operands, "float32", "bfloat16" or "float16"; sums are float32.
         layout: "NCHW", or "NHWC", in which filters lie as (K, R, S, C/groups).
         epilogue: what forward does to its sums before they are stored: nothing, "relu", or "bias+relu".
-        channels: of wgrad, how many of the channels of w are wanted, the first ones; None for all.
+        channels: of wgrad, how many channels the wanted gradient has, where w has others (see vdnn.layers.images);
+            None if it is that of w.
     """
 
     direction: str
@@ -85,7 +86,7 @@ class ConvProblem:
 
     @property
     def scratch_bytes(self) -> int:
-        """Of wgrad: bytes of what cuDNN writes where that is not dw itself, which is float32 of the wanted channels."""
+        """Of wgrad: bytes of what cuDNN writes where that is not dw itself, float32 in the form of its filters."""
         if self.direction != "wgrad" or (self.dtype == "float32" and self.channels is None):
             return 0
         return prod(self.w) * DTYPE_BYTES[self.dtype]

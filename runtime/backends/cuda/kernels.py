@@ -22,15 +22,17 @@ from vdnn.runtime.backends.cuda.batchnorm import (
     batchnorm_forward,
     batchnorm_inference,
     batchnorm_update_stats,
+    batchnorm_update_stats_all,
 )
 from vdnn.runtime.backends.cuda.bias import bias_forward, bias_gradient, channel_bytes, relu_bias_backward
 from vdnn.runtime.backends.cuda.copy import add_forward, copy_forward
 from vdnn.runtime.backends.cuda.dropout import dropout_backward, dropout_forward
+from vdnn.runtime.backends.cuda.images import input_normalize
 from vdnn.runtime.backends.cuda.launch import INDEX_LIMIT, THREADS, Arrays, Kernels
-from vdnn.runtime.backends.cuda.layout import input_normalize, layout_transform
+from vdnn.runtime.backends.cuda.layout import layout_transform
 from vdnn.runtime.backends.cuda.lrn import lrn_backward, lrn_forward
 from vdnn.runtime.backends.cuda.pool import pool_backward, pool_forward
-from vdnn.runtime.backends.cuda.prepare import filter_prepare
+from vdnn.runtime.backends.cuda.prepare import filter_prepare, filter_prepare_all
 from vdnn.runtime.backends.cuda.relu import relu_backward, relu_forward
 from vdnn.runtime.backends.cuda.sgd import sgd_update, sgd_update_all
 from vdnn.runtime.backends.cuda.softmax_loss import softmax_loss_backward, softmax_loss_forward
@@ -41,6 +43,7 @@ CudaKernel = Callable[[Op, Arrays, Kernels, Any], None]
 CUDA_KERNELS: Mapping[str, CudaKernel] = {
     "input.normalize": input_normalize,
     "filter.prepare": filter_prepare,
+    "filter.prepare_all": filter_prepare_all,
     "conv.forward": bias_forward,
     "conv.bgrad": bias_gradient,
     "pool.forward": pool_forward,
@@ -55,6 +58,7 @@ CUDA_KERNELS: Mapping[str, CudaKernel] = {
     "batchnorm.forward": batchnorm_forward,
     "batchnorm.inference": batchnorm_inference,
     "batchnorm.update_stats": batchnorm_update_stats,
+    "batchnorm.update_stats_all": batchnorm_update_stats_all,
     "batchnorm.backward": batchnorm_backward,
     "dropout.forward": dropout_forward,
     "dropout.backward": dropout_backward,

@@ -1,7 +1,7 @@
-// Filters as products read them, and filter gradients as products write them; see prepare.py.
+// Filters as products read them, and filter gradients as products write them, in other storage; see prepare.py. Those of
+// other channels are in images.cu.
 //
-// Both are rows: x has rows of `from` numbers, y rows of `to`, one row after the other. With `from` and `to` equal they
-// are one long row, of `size` numbers, taken by chunks of THREADS * UNROLL * WIDE.
+// Both are rows of `size` numbers, taken by chunks of THREADS * UNROLL * WIDE.
 
 // y = x, or added to y. Four numbers of float32 are 16 bytes, and so are WIDE of Real.
 template <bool INSIDE, int WIDTH, class T, class U>
@@ -21,43 +21,42 @@ __device__ __forceinline__ void convert_share(
 }
 
 template <class T, class U>
-__device__ __forceinline__ void convert(const T* x, U* y, i64 size, u32 chunks, int accumulate) {
-    const Share<WIDE> share(chunks);
+__device__ __forceinline__ void convert(const Share<WIDE>& share, const T* x, U* y, i64 size, int accumulate) {
     if (share.inside(size))
         convert_share<true>(share, x, y, size, accumulate);
     else
         convert_share<false>(share, x, y, size, accumulate);
 }
 
-// y[row, i] = x[row, i], or added to it, for i below `from` and `to`, 0 for the others. A number of y a thread.
-template <class T, class U>
-__device__ __forceinline__ void convert_rows(const T* x, U* y, u32 size, u32 from, u32 to, int accumulate) {
-    const u32 i = blockIdx.x * THREADS + threadIdx.x;
-    if (i >= size) return;
-    const u32 row = i / to, column = i - row * to;
-    const float value = column < from ? float(x[i64(row) * from + column]) : 0.0f;
-    y[i] = accumulate ? float(y[i]) + value : value;
-}
-
 // The filters w as activations are stored.
 extern "C" __global__ void __launch_bounds__(THREADS) filter_prepare(const float* w, Real* y, i64 size, u32 chunks) {
-    convert(w, y, size, chunks, 0);
+    convert(Share<WIDE>(chunks), w, y, size, 0);
 }
 
-// The same with more channels a row, which are 0; `size` numbers of y.
-extern "C" __global__ void __launch_bounds__(THREADS) filter_prepare_rows(
-    const float* w, Real* y, u32 size, u32 from, u32 to) {
-    convert_rows(w, y, size, from, to, 0);
+constexpr int FILTERS = 120;  // filters in a table, see UPDATES in sgd.cu
+
+// vdnn.runtime.backends.cuda.source.STRUCTS
+struct Filter {
+    const float* w;
+    Real* y;
+    i64 size;
+    u32 first;
+};
+
+struct Filters {
+    Filter of[FILTERS];
+};
+static_assert(sizeof(Filters) == 32 * FILTERS, "a filter has 32 bytes");
+
+// The same of `count` filters.
+extern "C" __global__ void __launch_bounds__(THREADS) filter_prepare_all(
+    const __grid_constant__ Filters table, u32 count) {
+    const Filter& one = row_of_block(table, count);
+    convert(Share<WIDE>(0, blockIdx.x - one.first), one.w, one.y, one.size, 0);
 }
 
 // dw = scratch, or dw += scratch
 extern "C" __global__ void __launch_bounds__(THREADS) filter_gradient_store(
     const Real* scratch, float* dw, i64 size, u32 chunks, int accumulate) {
-    convert(scratch, dw, size, chunks, accumulate);
-}
-
-// The same without the last channels of each row of the scratch; `size` numbers of dw.
-extern "C" __global__ void __launch_bounds__(THREADS) filter_gradient_store_rows(
-    const Real* scratch, float* dw, u32 size, u32 from, u32 to, int accumulate) {
-    convert_rows(scratch, dw, size, from, to, accumulate);
+    convert(Share<WIDE>(chunks), scratch, dw, size, accumulate);
 }

@@ -6,7 +6,7 @@
 Plans are made once per op and address alignment and kept; nothing is allocated when one runs.
 
 What cuDNN cannot do itself lies behind its own workspace in that of the op (see `tail_bytes`): a filter gradient of
-16-bit operands or of padded images, which `store_filter_gradient` then brings to dw, and the bias in 16 bits.
+16-bit operands or of images in another form, which `store_filter_gradient` then brings to dw, and the bias in 16 bits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 from vdnn.errors import PlanError
+from vdnn.layers.images import folded_filters
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import DTYPE_BYTES, TensorSpec, element_strides, first_element
 from vdnn.runtime.backends.cuda import cudnn_conv, cudnn_graph
@@ -62,8 +63,9 @@ def conv_problem(op: Op, arrays: Mapping[str, DeviceArray]) -> ConvProblem:
         layout=x.layout,
     )
     channels = x.shape[1] // attrs["groups"]
-    if direction == "wgrad" and channels != w.shape[1]:  # images with channels of zeros, which dw has not
-        problem = replace(problem, w=(w.shape[0], channels, *problem.w[2:]), channels=w.shape[1])
+    if direction == "wgrad" and channels != w.shape[1]:  # images with channels of zeros or strides, which dw has not
+        filters = _four(folded_filters(w.shape, attrs.get("fold", 1), channels))
+        problem = replace(problem, w=filters, channels=w.shape[1])
     if direction == "forward" and "activation" in attrs:
         problem = replace(problem, epilogue=f"bias+{attrs['activation']}" if "b" in arrays else attrs["activation"])
     # a scratch, or a bias in 16 bits, lies where it is aligned
@@ -176,7 +178,8 @@ class Products:
         plan.run(self.handle, a, b, out, start, bool(op.accumulate) and not problem.scratch_bytes, *extra)
         if problem.scratch_bytes:
             scratch = contiguous(tail, problem.w, problem.dtype, problem.layout)
-            store_filter_gradient(arrays["dw"], scratch, bool(op.accumulate), kernels, stream)
+            fold = op.attrs.get("fold", 1)
+            store_filter_gradient(arrays["dw"], scratch, bool(op.accumulate), kernels, stream, fold)
 
     def multiply(self, op: Op, arrays: Mapping[str, DeviceArray], stream: int) -> None:
         """Start the product of a linear op; x and dx may have image shape, (N, ...). A bias is not added here."""

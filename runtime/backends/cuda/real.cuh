@@ -98,6 +98,14 @@ struct float16 {
     }
 };
 
+// The largest number that is 0 once it is stored: half the smallest that can be, as ties go to even.
+template <class T>
+constexpr float STORED_AS_ZERO = 0.0f;
+template <>
+constexpr float STORED_AS_ZERO<bfloat16> = 0x1p-134f;
+template <>
+constexpr float STORED_AS_ZERO<float16> = 0x1p-25f;
+
 using Real = STORAGE;
 constexpr int WIDE = 16 / sizeof(Real);  // numbers of 16 bytes, which a thread loads and stores at once
 static_assert(sizeof(bfloat16) == 2 && sizeof(float16) == 2, "16 bits");

@@ -78,13 +78,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) sgd_update(
 
 constexpr int UPDATES = 96;  // parameters in a table: the arguments of a kernel have 4 KiB in all
 
-// One parameter; its part of the grid begins at block `first`. vdnn.runtime.backends.cuda.sgd.TABLE
+// One parameter; its part of the grid begins at block `first`. vdnn.runtime.backends.cuda.source.STRUCTS
 struct Update {
     const float* dw;
     float *w, *v;
     i64 size;
-    u32 first;
     float decay;
+    u32 first;
 };
 
 struct Updates {
@@ -92,23 +92,10 @@ struct Updates {
 };
 static_assert(sizeof(Updates) == 40 * UPDATES, "an update has 40 bytes");
 
-// The number of the last of `count` parameters that begins at this block or before it.
-__device__ __forceinline__ u32 parameter_of_block(const Updates& table, u32 count) {
-    u32 low = 0, high = count;
-    while (high - low > 1) {
-        const u32 middle = (low + high) / 2;
-        if (table.of[middle].first <= blockIdx.x)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 // sgd_check of `count` parameters
 extern "C" __global__ void __launch_bounds__(THREADS) sgd_check_all(
     const __grid_constant__ Updates table, u32 count, StepRecord* step) {
-    const Update& one = table.of[parameter_of_block(table, count)];
+    const Update& one = row_of_block(table, count);
     const Share<4> share(0, blockIdx.x - one.first);
     const bool finite =
         share.inside(one.size) ? all_finite<true>(share, one.dw, one.size) : all_finite<false>(share, one.dw, one.size);
@@ -119,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sgd_check_all(
 extern "C" __global__ void __launch_bounds__(THREADS) sgd_update_all(
     const __grid_constant__ Updates table, u32 count, const StepRecord* step, float momentum, int nesterov) {
     if (step->not_finite) return;
-    const Update& one = table.of[parameter_of_block(table, count)];
+    const Update& one = row_of_block(table, count);
     const Rule rule{step->lr, momentum, one.decay, step->unscale, nesterov != 0};
     update(Share<4>(0, blockIdx.x - one.first), one.dw, one.w, one.v, one.size, rule);
 }

@@ -12,19 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vdnn.errors import VdnnError
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.launch import Arrays, Kernels, Rows, rows_of
-from vdnn.runtime.backends.cuda.source import STRUCTS, constants, source
-
-UPDATES = constants(source())["UPDATES"]
-"""Parameters of one launch."""
-TABLE = np.dtype([("of", STRUCTS["Updates"], UPDATES)])
-"""struct Updates. CuPy passes an array of one such element by value."""
+from vdnn.runtime.backends.cuda.tables import tables
 
 
 def sgd_update(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
@@ -46,25 +38,20 @@ def sgd_update_all(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> Non
 
     op.attrs["weight_decay"]: a number for each.
     """
-    status, tables = arrays["status"].ptr, list(_tables(op, arrays))
-    for blocks, count, table in tables:
+    status, found = arrays["status"].ptr, list(tables("Updates", _rows(op, arrays)))
+    for blocks, count, table in found:
         kernels.launch("sgd_check_all", blocks, [table, count, status], stream)
     rule = [op.attrs["momentum"], bool(op.attrs["nesterov"])]
-    for blocks, count, table in tables:
+    for blocks, count, table in found:
         kernels.launch("sgd_update_all", blocks, [table, count, status, *rule], stream)
 
 
-def _tables(op: Op, arrays: Arrays) -> Iterator[tuple[int, int, NDArray[Any]]]:
-    """Blocks of a launch, its parameters, and struct Updates of them."""
-    decays = op.attrs["weight_decay"]
-    for first in range(0, len(decays), UPDATES):
-        table, blocks, part = np.zeros((), TABLE), 0, decays[first : first + UPDATES]
-        for i, decay in enumerate(part):
-            found, rows = _parameter(op, arrays, str(first + i))
-            dw, w, *v = (array.ptr for array in found)
-            table["of"][i] = dw, w, v[0] if v else 0, rows.inner, blocks, decay
-            blocks += rows.blocks
-        yield blocks, len(part), table
+def _rows(op: Op, arrays: Arrays) -> Iterator[tuple[int, tuple[float, ...]]]:
+    """Blocks of each parameter, and its row of struct Updates."""
+    for i, decay in enumerate(op.attrs["weight_decay"]):
+        found, rows = _parameter(op, arrays, str(i))
+        dw, w, *v = (array.ptr for array in found)
+        yield rows.blocks, (dw, w, v[0] if v else 0, rows.inner, decay)
 
 
 def _parameter(op: Op, arrays: Arrays, number: str) -> tuple[list[DeviceArray], Rows]:

@@ -27,6 +27,7 @@ FILES = (
     "channels.cuh",
     "columns.cuh",
     "copy.cu",
+    "images.cu",
     "layout.cu",
     "relu.cu",
     "bias.cu",
@@ -62,12 +63,16 @@ SCALARS: Mapping[str, Callable[[float], Any]] = {
 }
 """The type of an argument → that of its value; every other type is a pointer, np.uint64."""
 
-STRUCTS: Mapping[str, np.dtype[Any]] = {
-    "Updates": np.dtype(
-        [("dw", "<u8"), ("w", "<u8"), ("v", "<u8"), ("size", "<i8"), ("first", "<u4"), ("decay", "<f4")]
+STRUCTS: Mapping[str, tuple[str, str]] = {
+    "Updates": ("UPDATES", "dw:u8 w:u8 v:u8 size:i8 decay:f4 first:u4"),
+    "Filters": ("FILTERS", "w:u8 y:u8 size:i8 first:u4"),
+    "Norms": (
+        "NORMS",
+        "mean:u8 invstd:u8 running_mean:u8 running_var:u8 momentum:f8 eps:f8 unbias:f8 size:u4 first:u4",
     ),
 }
-"""The type of an argument that is a table, passed whole → that of its rows, of which the kernel states how many."""
+"""The type of an argument that is a table, passed whole → the constant that says how many rows it has, and the fields
+of a row with their NumPy types, which lie as in C."""
 
 Signature = tuple[tuple[str, str], ...]
 
