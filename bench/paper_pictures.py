@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vdnn.bench.paper_tables import Row, Table
+from vdnn.bench.paper_tables import BEST, MEASURED, SIMULATED, UNJOINED, Row, Table
 from vdnn.bench.paper_text import PUBLISHED
 from vdnn.runtime.paper_plots import Panel, Part, Picture, Series
 
 PAPER_COLUMN = "paper"
+STYLES = (PAPER_COLUMN, SIMULATED, MEASURED, BEST, UNJOINED)
+"""Columns by the style of their bars and points, which is the same in all figures, whichever of them one has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,10 @@ def _series(
         return row.paper if column == PAPER_COLUMN else row.values.get(column)
 
     return tuple(
-        Series(heading, tuple(Part(part, tuple(value(column, label, part) for label in labels)) for part in parts))
+        Series(
+            heading,
+            tuple(Part(part, tuple(value(column, label, part) for label in labels)) for part in parts),
+            STYLES.index(column),
+        )
         for column, heading in headings.items()
     )

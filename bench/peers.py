@@ -37,8 +37,9 @@ from vdnn.bench.peers_cases import (
     schedule,
 )
 from vdnn.bench.peers_table import markdown
-from vdnn.errors import BackendUnavailable, ConfigError, VdnnError
+from vdnn.errors import BackendUnavailable, ConfigError, DataError, VdnnError
 from vdnn.runtime.devices import find_driver
+from vdnn.runtime.files import user_path
 
 WORKER = [sys.executable, "-m", "vdnn.bench.peers_worker"]
 FILE, TABLE = "peers.json", "peers.md"
@@ -93,14 +94,16 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path, command: str) -> Store:
-        """What lies in `folder`; empty if nothing does."""
+        """What lies in `folder`; empty if nothing does; DataError if it is no file of this study or cannot be read."""
         path = folder / FILE
-        if not path.exists():
-            return cls(path, command)
         try:
-            return cls(path, command, json.loads(path.read_text(encoding="utf-8"))["results"])
-        except (ValueError, KeyError) as error:
-            raise VdnnError(
+            return cls(path, command, dict(json.loads(path.read_text(encoding="utf-8"))["results"].items()))
+        except (FileNotFoundError, NotADirectoryError):
+            return cls(path, command)
+        except OSError as error:
+            raise DataError(f"'{path}' cannot be read: {error.strerror}; name another --out") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
                 f"'{path}' is no file of this study ({error}); move it away or name another --out"
             ) from error
 
@@ -170,6 +173,17 @@ def measure_all(
         store.add(case, found)
         tell(f"{case.key}: {found.get('failed') or describe(found, case)} ({ended.seconds:.0f} s)")
     return True
+
+
+def check_folder(path: Path) -> None:
+    """Make the folder before minutes of work; ConfigError if it cannot be or cannot be written to."""
+    probe = path / ".vdnn-peers"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(f"--out: folder '{path}' cannot be written: {error.strerror}; choose another") from error
 
 
 def describe(found: Mapping[str, Any], case: Case) -> str:
@@ -243,7 +257,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; 0 if every case is there afterwards, 1 if some are not."""
+    """The command; 0 if every case is there afterwards and one of them has times, else 1; 2 for bad input."""
+    try:
+        return _main(arguments)
+    except VdnnError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.peers", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--networks", nargs="+", default=DEFAULT_NETWORKS, metavar="NETWORK:IMAGES")
     parser.add_argument("--programs", "--cases", nargs="+", default=DEFAULT_PROGRAMS, metavar="PROGRAM")
@@ -261,8 +283,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="measure nothing; write and print the table")
     given = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
-    store = Store.open(Path(given.out), " ".join(["python -m vdnn.bench.peers", *words]))
+    out = user_path(given.out)
+    store = Store.open(out, " ".join(["python -m vdnn.bench.peers", *words]))
     if given.table:
+        if not store.results:
+            raise ConfigError(f"--out: '{given.out}' holds no results; leave out --table to measure")
+        check_folder(out)
         print(store.write_table())
         return 0
     if given.retry:
@@ -277,6 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{find_driver().finding}; use --device cpu to try cases without a GPU")
     if find_spec("torch") is None and any(not case.is_ours for case in todo):
         parser.error("PyTorch is not installed: install it beside vdnn to compare with it")
+    check_folder(out)
     begin, tell = monotonic(), lambda text: print(text, flush=True)
     compiled = [c for c in todo if (recipe := parse_program(c.program).recipe) and recipe.compiled and c.repeat == 1]
     budget_s = None if given.minutes is None else 60 * given.minutes
@@ -287,6 +314,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     complete = measure_all(cases, store, tell, timeout_s=given.timeout, budget_s=left)
     if store.results:
         print(store.write_table())
+    if complete and not any("step_ms" in store.results[case.key] for case in cases):
+        print("every case failed; the table says why, --retry measures again", file=sys.stderr)
+        return 1
     return 0 if complete else 1
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from vdnn.bench.harness import Silent
 from vdnn.bench.peers_cases import Case
 from vdnn.bench.peers_timing import RATE, WALL_STEPS, WARM_UP, spread, steps_for
+from vdnn.errors import ConfigError
 from vdnn.runtime.config import Config, load_config
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.planset import Key
@@ -78,6 +79,7 @@ def settings(case: Case) -> list[str]:
     limit = case.parsed.limit_bytes
     memory = ("null", "none") if limit is None else (limit, "dyn")
     return [
+        "data.source=synthetic",
         f"train.batch_size={case.batch}",
         f"data.train_images={case.batch}",
         "data.test_images=1",
@@ -97,6 +99,10 @@ def running(case: Case, *, capture: bool = True) -> Iterator[Running]:
     """The case's trainer, started; closed at the end."""
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(case.network, [*settings(case), f"output={folder}/run"])
+        if config.data.source != "synthetic":  # only that one makes a step's images and no more
+            raise ConfigError(
+                f"data.source: images of a benchmark are synthetic, got '{config.data.source}'; leave it out"
+            )
         try:
             started = _start(config, Path(folder), capture)
         except LimitExceeded as error:  # as training does: plan once more for what lies outside the slab

@@ -10,6 +10,7 @@ The key of a problem is `str(ConvProblem)`. Times are rounded to five digits in 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -21,6 +22,9 @@ from vdnn.memory.costs import Candidate
 from vdnn.runtime.files import user_path, write_file
 
 STORED = "vdnn.runtime.algorithm_tables"
+MOST_BYTES = 2**63 - 1
+DIFFERENCE = "launch"
+"""How the key of an op ends whose ms are a difference of two times, which may be negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,13 @@ class Measured:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measured:
-        """What `to_json` described."""
+        """What `to_json` described; ValueError for times and bytes that none can be."""
         rows = []
-        for algorithm, time_ms, nbytes, deterministic, math in data["candidates"]:
-            rows.append(Candidate(str(algorithm), float(time_ms), int(nbytes), bool(deterministic), str(math)))
-        return cls(tuple(rows), data["limit_bytes"], dict(data["left_out"]))
+        for algorithm, time, nbytes, deterministic, precision in data["candidates"]:
+            time_ms, workspace_bytes = _time_ms(time, str(algorithm)), _nbytes(nbytes, str(algorithm))
+            rows.append(Candidate(str(algorithm), time_ms, workspace_bytes, bool(deterministic), str(precision)))
+        limit = data["limit_bytes"]
+        return cls(tuple(rows), None if limit is None else _nbytes(limit, "limit_bytes"), dict(data["left_out"]))
 
 
 @dataclass(slots=True)
@@ -100,16 +106,44 @@ class AlgorithmTable:
         return found
 
 
+def _time_ms(value: Any, name: str) -> float:
+    """ms that a kernel can take; a difference of two times only has to be finite."""
+    found = _number(value, name)
+    if found <= 0 and name.rpartition(" ")[2] != DIFFERENCE:
+        raise ValueError(f"{name}: expected a time above 0 ms, got {found:g}")
+    return found
+
+
+def _nbytes(value: Any, name: str) -> int:
+    found = _number(value, name)
+    if found != int(found) or not 0 <= int(value) <= MOST_BYTES:
+        raise ValueError(f"{name}: expected bytes from 0 to 2^63 - 1, got {found:g}")
+    return int(value)
+
+
+def _number(value: Any, name: str) -> float:
+    """The value as a float; ValueError for what is no number, NaN, or beyond what a float holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name}: expected a number, got {type(value).__name__}")
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise ValueError(f"{name}: expected a finite number, got {found}")
+    return found
+
+
 def read_table(text: str, name: str) -> AlgorithmTable:
-    """The table in the content of the file `name`; DataError if it is none."""
+    """The table in the content of the file `name`; DataError if it is none, or has times or bytes that none can be."""
     try:
         data = json.loads(text)
         facts = dict(data["facts"])
         problems = {key: Measured.from_json(row) for key, row in data["problems"].items()}
-        ops = {str(key): float(time_ms) for key, time_ms in data.get("ops", {}).items()}
+        ops = {str(key): _time_ms(time, str(key)) for key, time in data.get("ops", {}).items()}
         table = AlgorithmTable(facts, problems, ops)
         _ = table.source, table.precision  # whoever shows the table needs both
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise DataError(
             f"'{name}' is no table of algorithms ({type(error).__name__}: {error}); "
             "python -m vdnn.bench.gpu_algos writes one"

@@ -44,7 +44,7 @@ class Source:
         words: for people, such as "measured on NVIDIA H200, cuDNN 9.19.0".
         modelled: whether the times are of no measurement.
         precision: of the products.
-        layout: of the tensors.
+        layout: of the tensors that times are of.
     """
 
     find: Callable[[Op, Program], tuple[Candidate, ...] | None]
@@ -55,9 +55,10 @@ class Source:
 
 
 def backend_source(backend: Backend, layout: str = "NCHW") -> Source:
-    """What the machine at hand measures, or the simulated one models, for programs in `layout`."""
+    """What the machine at hand measures for programs in `layout`, or the simulated one models, which knows NCHW."""
     caps = backend.caps
     modelled = not caps.measured_costs
+    layout = "NCHW" if caps.simulated else layout
     return Source(backend.candidates, caps.cost_source.partition(";")[0], modelled, caps.precision, layout)
 
 
@@ -158,12 +159,30 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """All convolutions of one training step, in the order of the program."""
+    """All convolutions of one training step, in the order of the program.
+
+    Args:
+        asked: what was asked for, "bf16, NHWC", where the source has times of something else; else "".
+        notes: sentences on what the times are of, or leave out.
+    """
 
     network: str
     batch: int
     source: Source
     convs: tuple[ConvCosts, ...]
+    asked: str = ""
+    notes: tuple[str, ...] = ()
+
+    def heading(self) -> str:
+        """What is shown and, where that is something else, what was asked for."""
+        source = self.source
+        kind = " (no measurement)" if source.modelled else ""
+        head = f"{self.network}, batch size {self.batch}"
+        if self.asked:
+            shown = f"{source.precision}, {source.layout}"
+            return f"{head}: asked for {self.asked}; shown instead: {shown}, times {source.words}{kind}"
+        layout = "" if source.layout == "NCHW" else f", {source.layout}"
+        return f"{head}, {source.precision}{layout}: times {source.words}{kind}"
 
     def total(self, limit_bytes: int | None) -> Total:
         """What the limit costs."""
@@ -257,7 +276,10 @@ def study_json(study: Study, limits: Sequence[int | None]) -> dict[str, Any]:
     return {
         "network": study.network,
         "batch_size": study.batch,
+        "heading": study.heading(),
         "precision": study.source.precision,
+        "layout": study.source.layout,
+        "notes": list(study.notes),
         "source": study.source.words,
         "modelled": study.source.modelled,
         "layers": layers,

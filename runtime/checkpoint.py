@@ -26,7 +26,19 @@ from vdnn.errors import CheckpointError, VdnnError
 from vdnn.runtime.state_file import STATE, State, Weights, read_state, write_state
 from vdnn.runtime.tensor_file import read_tensors, write_tensors
 
-__all__ = ["State", "check_tensors", "is_unfinished", "latest", "load", "load_state", "prune", "save", "set_aside"]
+__all__ = [
+    "State",
+    "check_tensors",
+    "intact",
+    "is_unfinished",
+    "latest",
+    "load",
+    "load_state",
+    "newest_time",
+    "prune",
+    "save",
+    "set_aside",
+]
 
 WEIGHTS = "weights.safetensors"
 _FOLDER = re.compile(r"step-([0-9]{8,16})")
@@ -100,6 +112,28 @@ def latest(folder: Path, newest: int | None = None) -> Path | None:
     return next((path for step, path in found.items() if newest is None or step <= newest), None)
 
 
+def newest_time(folder: Path) -> float:
+    """When the newest of what is named like a checkpoint in `folder` was made, in seconds; 0 if nothing is."""
+    return next((path.stat().st_mtime for _, path in _named(folder)), 0.0)
+
+
+def intact(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint in `folder` whose bytes are those that were written, each checked; None if there is none.
+
+    And a sentence on every newer one: "step 9 is damaged (why)".
+    """
+    faults: list[str] = []
+    for step, path in _named(folder):
+        try:
+            _check(path)
+        except CheckpointError as error:
+            why, _, _ = str(error).partition("; ")  # its advice is for who named that checkpoint
+            faults.append(f"step {step} is damaged ({why})")
+        else:
+            return path, faults
+    return None, faults
+
+
 def is_unfinished(path: Path) -> bool:
     """Whether `path` is what a killed save has left, which the next save removes."""
     return path.name.startswith(_WRITING)
@@ -110,6 +144,12 @@ def load(path: Path) -> tuple[dict[str, NDArray[Any]], State]:
 
     Raises CheckpointError naming the file, what was expected and what was found.
     """
+    state = _check(path)
+    return read_tensors(path / WEIGHTS), state
+
+
+def _check(path: Path) -> State:
+    """The state of the checkpoint at `path`; CheckpointError unless every byte of its tensors is as it was written."""
     weights, state = _read_state(path)
     file = path / WEIGHTS
     try:
@@ -127,7 +167,7 @@ def load(path: Path) -> tuple[dict[str, NDArray[Any]], State]:
             f"checkpoint file '{file}': expected the content with SHA-256 {weights['sha256']}, got {digest}: "
             "the file is damaged or of another checkpoint; name an older one with --resume PATH"
         )
-    return read_tensors(file), state
+    return state
 
 
 def load_state(path: Path) -> State:
@@ -173,15 +213,21 @@ def _complete(folder: Path) -> dict[int, Path]:
     One that was being replaced by a save of the same step counts while its successor is not there.
     """
     found: dict[int, Path] = {}
+    for step, path in _named(folder):
+        if _is_complete(path):
+            found.setdefault(step, path)
+    return found
+
+
+def _named(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and paths of what is named like a checkpoint in `folder`, the highest first, what replaces before the
+    replaced."""
     try:
         names = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
     except OSError as error:
         raise CheckpointError(f"folder '{folder}' cannot be read: {error.strerror}") from error
-    for path in names:
-        match = _FOLDER.fullmatch(path.name.removeprefix(_REPLACED))
-        if match and _is_complete(path):
-            found.setdefault(int(match[1]), path)
-    return {step: found[step] for step in sorted(found, reverse=True)}
+    matches = ((_FOLDER.fullmatch(path.name.removeprefix(_REPLACED)), path) for path in names)
+    return sorted(((int(match[1]), path) for match, path in matches if match), key=lambda found: -found[0])
 
 
 def _is_complete(path: Path) -> bool:

@@ -23,7 +23,7 @@ from vdnn.runtime.config import Config
 from vdnn.runtime.layouts import choose_layouts
 from vdnn.runtime.planset import Planned, PlanSet, build_plans, step_parts
 from vdnn.runtime.prepare import backend_costs, make_recipe
-from vdnn.units import format_bytes
+from vdnn.units import exact_bytes, format_bytes
 
 SMALLEST: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "dyn": ("all", {"algorithms": MEMORY_OPTIMAL}, "all with memory-optimal algorithms"),
@@ -49,11 +49,16 @@ class DryRun:
         most = self.evaluation.plan.slab_bytes
         if most <= step_bytes:
             return ()
-        fits = ", and does not fit" if self.evaluation.refusal is not None else ""
-        return (
-            f"evaluation in batches of {self.evaluation.program.batch} images needs more than the step{fits}: "
-            f"{format_bytes(most)} ({most:,} bytes); evaluate.batch_size sets it",
-        )
+        return (evaluation_words(self.evaluation.program.batch, most, fits=self.evaluation.refusal is None),)
+
+
+def evaluation_words(images: int, needed_bytes: int, *, fits: bool) -> str:
+    """What to say of evaluation in batches of `images` that needs more than the step, and which option sets that."""
+    not_fit = "" if fits else ", and does not fit"
+    return (
+        f"evaluation in batches of {images} images needs more than the step{not_fit}: "
+        f"{exact_bytes(needed_bytes)}; evaluate.batch_size sets it"
+    )
 
 
 def plan_run(

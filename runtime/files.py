@@ -79,6 +79,31 @@ def write_output(path: str | Path, content: bytes) -> None:
     write_file(target, content)
 
 
+def check_output(path: str | Path) -> None:
+    """Try whether `write_output` can write at `path`, with its errors; nothing is left there or changed."""
+    target = Path(path)
+    made: list[Path] = []
+    try:
+        if target.exists() and not target.is_file():  # opening a pipe would wait for its reader
+            if not os.access(target, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
+        for folder in reversed(target.absolute().parents):
+            if not folder.is_dir():
+                with suppress(FileExistsError):  # what is there but is no folder is met below
+                    folder.mkdir()
+                    made.append(folder)
+        part = target.with_name(f".{target.name}.part")
+        with suppress(FileExistsError), part.open("xb"):
+            part.unlink()
+    except (OSError, ValueError) as error:
+        raise _refused(target, error) from error
+    finally:
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()
+
+
 def _refused(target: Path, error: OSError | ValueError) -> VdnnError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     message = f"file '{target}' cannot be written: {reason}"

@@ -1,6 +1,6 @@
 """Bars of several sources beside one another, in panels: the pictures of `vdnn tables`.
 
-    series = Series("the paper", (Part("offloaded", (351.0, 155.0)),))
+    series = Series("the paper", (Part("offloaded", (351.0, 155.0)),), style=0)
     draw_picture(Picture("Figure 12", "MiB", "", True, False, (Panel("", ("all", "conv"), (series,)),)), "fig12.png")
 
 What goes into which bar is vdnn.bench.paper_pictures' matter.
@@ -26,7 +26,7 @@ from vdnn.runtime.plots import DOTS_PER_INCH, check_picture_path
 PART_COLORS = ("#0072B2", "#E69F00", "#56B4E9", "#CC79A7")
 """Colours that people with colour-blindness tell apart (Okabe and Ito 2008)."""
 SOURCE_STYLES = ((0.4, "////"), (1.0, ""), (0.75, "..."), (0.6, "xx"), (0.5, "oo"))
-"""Strength of the colour and hatch of each source's bars, the paper's first."""
+"""Strength of the colour and hatch of bars, by the style of their series."""
 GREY = "#777777"
 MARKERS = ("o", "D", "s", "^", "v")
 PANELS_ACROSS = 3
@@ -46,10 +46,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The bars, or points, of one source."""
+    """The bars, or points, of one source; `style` is the same for a source in all pictures."""
 
     source: str
     parts: tuple[Part, ...]
+    style: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _draw_standing(axes: Axes, panel: Panel, picture: Picture) -> None:
         below = np.zeros(len(places))
         for color, part in zip(PART_COLORS, series.parts, strict=False):
             heights = _numbers(part.values)
-            axes.bar(at, heights, width, bottom=below, **_style(color, i))
+            axes.bar(at, heights, width, bottom=below, **_style(color, series.style))
             if picture.stacked:
                 below = below + heights
     axes.set_title(panel.title, fontsize=9)
@@ -133,7 +134,8 @@ def _draw_standing(axes: Axes, panel: Panel, picture: Picture) -> None:
 
 def _draw_points(axes: Axes, panel: Panel, picture: Picture, places: Any) -> None:
     right = axes.twinx()
-    for marker, series in zip(MARKERS, panel.points, strict=False):
+    for series in panel.points:
+        marker = MARKERS[series.style]
         values = [np.nan if value is None else value for value in series.parts[0].values]
         right.plot(places, values, marker, color="black", markersize=4, fillstyle=_fill(marker))
     right.set_ylim(bottom=0)
@@ -146,7 +148,7 @@ def _draw_lying(axes: Axes, panel: Panel, picture: Picture) -> None:
     for i, series in enumerate(panel.bars):
         at = places - BAR_SHARE / 2 + (i + 0.5) * width
         lengths = _numbers(series.parts[0].values)
-        axes.barh(at, lengths, width, **_style(PART_COLORS[0], i))
+        axes.barh(at, lengths, width, **_style(PART_COLORS[0], series.style))
     axes.set_yticks(places, panel.labels, fontsize=7)
     axes.set_ylim(len(places) - 0.5, -0.5)
     axes.set_xlabel(picture.unit, fontsize=8)
@@ -155,9 +157,9 @@ def _draw_lying(axes: Axes, panel: Panel, picture: Picture) -> None:
     axes.set_axisbelow(True)
 
 
-def _style(color: str, source: int) -> dict[str, Any]:
+def _style(color: str, style: int) -> dict[str, Any]:
     """Opaque, so that what lies behind a bar does not change its colour."""
-    strength, hatch = SOURCE_STYLES[source]
+    strength, hatch = SOURCE_STYLES[style]
     mixed = tuple(1 - strength * (1 - share) for share in to_rgb(color))
     return {"facecolor": mixed, "hatch": hatch, "edgecolor": "black", "linewidth": 0.4}
 
@@ -175,9 +177,7 @@ def _legend(picture: Picture) -> list[Patch | Line2D]:
     if not picture.panels:
         return []
     panel = picture.panels[0]
-    handles: list[Patch | Line2D] = [
-        Patch(label=series.source, **_style(GREY, i)) for i, series in enumerate(panel.bars)
-    ]
+    handles: list[Patch | Line2D] = [Patch(label=series.source, **_style(GREY, series.style)) for series in panel.bars]
     names = [part.name for part in panel.bars[0].parts if part.name] if panel.bars else []
     handles += [Patch(color=color, label=name) for color, name in zip(PART_COLORS, names, strict=False)]
     handles += [
@@ -185,11 +185,11 @@ def _legend(picture: Picture) -> list[Patch | Line2D]:
             [],
             [],
             color="black",
-            marker=marker,
+            marker=MARKERS[series.style],
             linestyle="",
-            fillstyle=_fill(marker),
+            fillstyle=_fill(MARKERS[series.style]),
             label=f"{picture.right.partition(',')[0]}: {series.source}",
         )
-        for marker, series in zip(MARKERS, panel.points, strict=False)
+        for series in panel.points
     ]
     return handles

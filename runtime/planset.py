@@ -219,6 +219,7 @@ def build_plans(
         try:
             decisions, plan = make_plan(program, costs, name, shared)
         except BudgetError as error:
+            error.evaluated_images = key[1] if key[0] == "eval" else None
             if instead is None:
                 refusals.append(error)
                 continue

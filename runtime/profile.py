@@ -4,7 +4,8 @@
 
 A convolution takes its operations at the algorithm's share of the peak, or its bytes at memory speed if that is longer;
 other ops take their bytes. FFT algorithms take the operations of the complex products and the traffic of the spectra
-(vdnn.runtime.spectra). Every such number is a model and says so in `CostTable.source`.
+(vdnn.runtime.spectra). A first convolution takes what it would of plain images (vdnn.runtime.plain_images). Every such
+number is a model and says so in `CostTable.source`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from vdnn.errors import ConfigError
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import TensorSpec
 from vdnn.memory.costs import Candidate, CopyRates, CostTable
+from vdnn.runtime.plain_images import PlainImages
 from vdnn.runtime.spectra import WORKSPACES, ConvSize, conv_size, spectra_bytes, spectrum, spectrum_flops
 from vdnn.units import parse_bytes
 
@@ -121,11 +123,14 @@ def model_costs(program: Program, profile: Profile) -> CostTable:
     """The CostTable of every op of `program` on `profile`; equal convolutions are computed once."""
     table: dict[str, tuple[Candidate, ...]] = {}
     known: dict[tuple[object, ...], tuple[Candidate, ...]] = {}
+    images = PlainImages.of(program)
     for op in program.ops:
         specs = operands(op, program)
-        key = (op.kind, tuple(spec.shape for spec in specs.values()), str(op.attrs))
+        plain, others = images.plain(op, specs)
+        shapes = [tuple(spec.shape for spec in group.values()) for group in (specs, others)]
+        key = (op.kind, *shapes, str(op.attrs), str(plain.attrs))
         if key not in known:
-            known[key] = model_candidates(op, specs, profile)
+            known[key] = model_candidates(op, specs, profile, images)
         table[op.name] = known[key]
     return CostTable(table, profile.copies, f"modelled by profile {profile.name}")
 
@@ -135,8 +140,12 @@ def operands(op: Op, program: Program) -> dict[str, TensorSpec]:
     return {arg: program.tensors[t] for arg, t in (*op.reads.items(), *op.writes.items())}
 
 
-def model_candidates(op: Op, specs: Mapping[str, TensorSpec], profile: Profile) -> tuple[Candidate, ...]:
-    """Candidates of one op on `profile`, fastest first."""
+def model_candidates(
+    op: Op, specs: Mapping[str, TensorSpec], profile: Profile, images: PlainImages | None = None
+) -> tuple[Candidate, ...]:
+    """Candidates of one op on `profile`, fastest first: times of plain images if `images` knows them, actual bytes."""
+    stored = conv_size(op, specs) if op.kind in profile.algorithms else None
+    op, specs = images.plain(op, specs) if images is not None else (op, specs)
     share = profile.kernels.get(op.kind.split(".")[0], profile.memory_efficiency)
     moved = sum(spec.nbytes for arg, spec in specs.items() if arg != "workspace")
     moved += sum(specs[arg].nbytes for arg in op.accumulate)
@@ -144,15 +153,15 @@ def model_candidates(op: Op, specs: Mapping[str, TensorSpec], profile: Profile) 
     bytes_ms = moved / (profile.memory_gbps * share * 1e6) + launch_ms
     peak = profile.peak_gflops * 1e6  # operations per ms
     methods = profile.algorithms.get(op.kind)
-    if methods is None:
+    if methods is None or stored is None:
         gemm = op.kind.startswith("linear.") and "bgrad" not in op.kind
         flops_ms = _linear_flops(specs) / (profile.linear_efficiency * peak) if gemm else 0.0
         return (Candidate("default", max(bytes_ms, flops_ms)),)
     size = conv_size(op, specs)
     rows = []
     for label, method in methods.items():
-        workspace = WORKSPACES[method.workspace](size)
-        if workspace is None:
+        workspace = WORKSPACES[method.workspace](stored)
+        if workspace is None or WORKSPACES[method.workspace](size) is None:
             continue
         work_ms = _conv_ms(size, method, profile) + launch_ms
         rows.append(Candidate(label, max(bytes_ms, work_ms), workspace, method.deterministic))

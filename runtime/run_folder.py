@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from vdnn.errors import CheckpointError, ConfigError, VdnnError
-from vdnn.runtime.checkpoint import is_unfinished, latest
+from vdnn.runtime.checkpoint import intact, is_unfinished, latest, newest_time
 from vdnn.runtime.files import is_place_fault, user_path, write_file
 
 CONFIG, PLAN, METRICS, CHECKPOINTS = "config.yaml", "plan.json", "metrics.csv", "checkpoints"
@@ -111,13 +111,14 @@ class RunFolder:
 
     Attributes:
         reused: whether it is that of an earlier run, which left nothing worth keeping.
+        continued: whether it is that of the run whose checkpoint is resumed.
     """
 
     def __init__(self, path: Path):
         self.path = path
         self.checkpoints = path / CHECKPOINTS
         self.metrics = Metrics(path / METRICS)
-        self.reused = False
+        self.reused = self.continued = False
         self._made: list[Path] = []
         self._lock: int | None = None
         self._locked = False
@@ -204,23 +205,27 @@ class RunFolder:
         return self.metrics.is_bare() and all(is_unfinished(path) for path in saved)
 
     @classmethod
-    def find_checkpoint(cls, resume: str, wanted: str) -> Path:
-        """The checkpoint that --resume means: a path, or with "auto" the newest of the runs at `wanted`, `wanted`-2."""
+    def find_checkpoint(cls, resume: str, wanted: str, progress: Callable[[str], None] | None = None) -> Path:
+        """The checkpoint that --resume means: a path, or with "auto" the newest of the runs at `wanted`, `wanted`-2.
+
+        Args:
+            progress: told of damaged checkpoints that are passed over. One that is named itself never is.
+        """
         if resume != "auto":
             path = user_path(resume)
-            found = latest(path / CHECKPOINTS) or latest(path)
+            found = _newest((path / CHECKPOINTS, path), progress)
             if found is None and (path / METRICS).is_file():
                 raise CheckpointError(_none_yet(path))
             return found or path
         base = _base(wanted)
-        pattern = re.compile(re.escape(base.name) + r"(-\d+)?")
         try:
-            runs = [p for p in base.parent.iterdir() if pattern.fullmatch(p.name)] if base.parent.is_dir() else []
+            runs = [p for p in base.parent.iterdir() if _is_named(p, base)] if base.parent.is_dir() else []
         except OSError as error:
             raise CheckpointError(f"folder '{base.parent}' cannot be read: {error.strerror}") from error
-        checkpoints = [c for c in (latest(run / CHECKPOINTS) for run in runs) if c is not None]
-        if checkpoints:
-            return max(checkpoints, key=lambda path: path.stat().st_mtime)
+        places = [run / CHECKPOINTS for run in runs]
+        found = _newest(sorted(places, key=newest_time, reverse=True), progress)
+        if found is not None:
+            return found
         begun = sorted(run for run in runs if (run / METRICS).is_file())
         if begun:
             raise CheckpointError(_none_yet(begun[0]))
@@ -232,13 +237,13 @@ class RunFolder:
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> RunFolder | None:
         """The run that a checkpoint belongs to, claimed; None if it lies in no run's folder."""
-        for path in (checkpoint, checkpoint.resolve()):
-            run = path.parent.parent
-            if path.parent.name == CHECKPOINTS and all((run / name).is_file() for name in (CONFIG, PLAN)):
-                folder = cls(run)
-                folder.claim()
-                return folder
-        return None
+        run = run_of(checkpoint)
+        if run is None:
+            return None
+        folder = cls(run)
+        folder.claim()
+        folder.continued = True
+        return folder
 
     def claim(self) -> None:
         """Keep other processes from writing here until `release`; CheckpointError if one does already."""
@@ -281,6 +286,44 @@ class RunFolder:
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """Write JSON whole or not at all."""
         self.write(name, json.dumps(data, indent=1))
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """The folder of the run that a checkpoint belongs to, only looked at; None if it lies in no run's folder."""
+    for path in (checkpoint, checkpoint.resolve()):
+        run = path.parent.parent
+        if path.parent.name == CHECKPOINTS and all((run / name).is_file() for name in (CONFIG, PLAN)):
+            return run
+    return None
+
+
+def belongs(run: Path, wanted: str) -> bool:
+    """Whether `run` is a run of output `wanted`: the folder itself or, where that is there, `wanted`-2, ..."""
+    base, found = _base(wanted), run.resolve()
+    named = base.parent.resolve() / base.name
+    return found == base.resolve() or (base.is_dir() and found.parent == named.parent and _is_named(found, base))
+
+
+def _is_named(run: Path, base: Path) -> bool:
+    return re.fullmatch(re.escape(base.name) + r"(-\d+)?", run.name) is not None
+
+
+def _newest(folders: Iterable[Path], progress: Callable[[str], None] | None) -> Path | None:
+    """The newest intact checkpoint of the first of `folders` that has one; None if nothing is named like one.
+
+    CheckpointError if all are damaged.
+    """
+    faults: list[str] = []
+    for folder in folders:
+        found, damaged = intact(folder)
+        faults += damaged
+        if found is not None:
+            if faults and progress is not None:
+                progress(f"{', '.join(faults)}, going on from step {int(found.name.rpartition('-')[2])}")
+            return found
+    if faults:
+        raise CheckpointError(f"nothing to resume: {', '.join(faults)}; the same command without --resume starts anew")
+    return None
 
 
 def _none_yet(run: Path) -> str:

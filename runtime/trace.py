@@ -14,6 +14,7 @@ A file holds the JSON object of the Chrome trace event format ("Trace Event Form
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from vdnn.memory.clock import BUSY, Timing
 from vdnn.memory.passes import batch_of
 from vdnn.memory.plan import STREAMS, Alloc, CopyIn, CopyOut, Feed, Fetch, Free, Launch, Plan, Step
 from vdnn.runtime.backend import Backend
-from vdnn.runtime.files import write_output
+from vdnn.runtime.files import check_output, write_output
 
 LAYERS = "layers"
 TRACKS = {LAYERS: "layers", "compute": "stream compute", "out": "stream out: to host", "in": "stream in: from host"}
@@ -96,13 +97,14 @@ def _names(what: str, thread: int, **args: Any) -> dict[str, Any]:
 
 
 def check_trace_path(path: str) -> None:
-    """ConfigError if no file can be put at `path`, before the run whose trace it is to hold."""
+    """ConfigError if no file can be put at `path`, before the run whose trace it is to hold; nothing is left there."""
     target = Path(path)
-    if target.is_dir():
+    if os.path.isdir(path):  # which, unlike Path's, takes a name that is too long for none
         raise ConfigError(f"trace '{path}' is a folder; give the name of a file, such as trace.json")
-    above = next(place for place in target.absolute().parents if place.exists())
+    above = next(place for place in target.absolute().parents if os.path.exists(place))
     if not above.is_dir():
         raise ConfigError(f"trace '{path}': '{above}' is no folder; choose another place for it")
+    check_output(path)
 
 
 def plan_trace(plan: Plan, program: Program, timing: Timing, source: str) -> Trace:

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from vdnn.errors import CheckpointError, NotFiniteError, VdnnError
 from vdnn.layers.lower import IMAGES, LABELS, STEP
-from vdnn.layers.op import Op
 from vdnn.runtime.calibration import CALIBRATION
 from vdnn.runtime.checkpoint import State, check_tensors, latest, load, prune, save, set_aside
 from vdnn.runtime.cut import cut_step
@@ -35,6 +34,7 @@ from vdnn.runtime.init import init_parameters
 from vdnn.runtime.kept import Kept
 from vdnn.runtime.listener import Listener, StepInfo
 from vdnn.runtime.loss_scale import LossScale
+from vdnn.runtime.not_finite import RANGE, first_not_finite, owner
 from vdnn.runtime.optim import learning_rate
 from vdnn.runtime.planset import Key, slice_sizes
 from vdnn.runtime.prepare import Prepared
@@ -156,15 +156,14 @@ class Trainer:
 
     def _run(self) -> Result:
         steps = self.prepared.steps
-        loss = accuracy = float("nan")
+        tested: tuple[float, float] | None = None
         if self.step and self.step % steps.per_epoch == 0:
-            loss, accuracy = self._epoch_end(resumed=True)
+            tested = self._epoch_end(resumed=True)
         while self.step < steps.total:
             self._epoch()
             if self.step % steps.per_epoch == 0 or self.step == steps.total:
-                loss, accuracy = self._epoch_end()
-        if not isfinite(loss):
-            loss, accuracy = self._evaluate_and_tell()
+                tested = self._epoch_end()
+        loss, accuracy = self._evaluate_and_tell() if tested is None else tested
         measured = float(np.median(self._times)) if self._times else float("nan")
         return Result(self.step, loss, accuracy, self.predicted_step_ms, measured, self.peak_bytes())
 
@@ -220,8 +219,8 @@ class Trainer:
             self.listener.note(found.words())
             self.folder.write_json(CALIBRATION, found.to_json())
 
-    def _epoch_end(self, resumed: bool = False) -> tuple[float, float]:
-        """Checkpoint first, then evaluate, so that a kill during evaluation loses no training."""
+    def _epoch_end(self, resumed: bool = False) -> tuple[float, float] | None:
+        """Checkpoint first, then evaluate, if due, so that a kill during evaluation loses no training."""
         steps = self.prepared.steps
         epoch, last = self.step // steps.per_epoch, self.step == steps.total
         due = last or _due(self.config.evaluate.every_epochs, epoch)
@@ -229,13 +228,15 @@ class Trainer:
         if not resumed and (last or _due(self.config.checkpoint.every_epochs, epoch)):
             written = self.checkpoint(spare=int(due))
         if not due or (resumed and self.folder.metrics.has(self.step, "test")):
-            return float("nan"), float("nan")
+            return None
         try:
             result = self._evaluate_and_tell()
-        except NotFiniteError:  # its weights are finite, but a network that cannot be evaluated is not to go on from
-            if written:
-                set_aside(self.folder.checkpoints, self.step - 1)
-            raise
+        except NotFiniteError as error:  # finite weights, but what cannot be evaluated is not to go on from
+            if written is None:
+                raise
+            aside = set_aside(self.folder.checkpoints, self.step - 1)
+            names = " and ".join(f"'{path}'" for path in aside)
+            raise NotFiniteError(f"{error}. That of step {self.step} was set aside as {names}") from error
         if written:
             prune(self.folder.checkpoints, self.config.checkpoint.keep, written)
         return result
@@ -280,9 +281,10 @@ class Trainer:
     def evaluate(self) -> tuple[float, float]:
         """Mean loss per image and top-1 accuracy from 0 to 1 over all test images, the last partial batch included.
 
-        NotFiniteError at a NaN; Interrupted after a signal, once a checkpoint is written.
+        NotFiniteError at a NaN; Interrupted after a signal, once a checkpoint is written. In fp16 maps may be beyond
+        its range: then the loss is NaN or infinite, the images concerned count as wrong, and the listener is told why.
         """
-        split, losses, correct = self.prepared.source.test, 0.0, 0
+        split, losses, correct, told = self.prepared.source.test, 0.0, 0, False
         sizes = slice_sizes(len(split), self.prepared.steps.evaluation[0][1])
         start = 0
         for size in sizes:
@@ -294,12 +296,18 @@ class Trainer:
                 STEP: new_step(0.0, 1.0, self.step, self.config.train.seed),
             }
             fetched = executor.run(feeds)
-            part = float(np.sum(fetched[executor.program.loss], dtype=np.float64))
-            if not isfinite(part):
+            each = fetched[executor.program.loss]
+            part = float(np.sum(each, dtype=np.float64))
+            correct += int(np.sum(fetched[executor.program.correct], where=np.isfinite(each)))
+            if not isfinite(part) and not told:
                 moment = f"evaluation after step {self.step}"
-                raise self._diagnose(executor, feeds, moment, self._rate_words(), self.step - 1)
+                if self.scaling is None:
+                    raise self._diagnose(executor, feeds, moment, self._rate_words(), self.step - 1)
+                place = first_not_finite(executor, feeds, self.prepared.graph)
+                left = "; training goes on" if self.step < self.prepared.steps.total else "; the weights are finite"
+                self.listener.note(f"note: {moment}: NaN or infinity {place}: {RANGE}{left}")
+                told = True
             losses += part
-            correct += int(np.sum(fetched[executor.program.correct]))
             start += size
             self._stop_if_asked()
         return losses / len(split), correct / len(split)
@@ -335,33 +343,16 @@ class Trainer:
     def _diagnose(
         self, executor: Executor, feeds: Mapping[str, NDArray[Any]], moment: str, rate: str, newest: int
     ) -> NotFiniteError:
-        """Run the part again, op by op, to name the first layer whose output is not finite."""
-        found: list[str] = []
-
-        def look(op: Op, arrays: Mapping[str, Any]) -> None:
-            for arg, tensor in op.writes.items() if not found else ():
-                if not np.isfinite(self.backend.read(arrays[arg])).all():
-                    mapped = executor.program.tensors[tensor].role in ("act", "grad")
-                    layer = op.layer if mapped else self._owner(tensor, op.layer)  # some ops write for many layers
-                    found.append(f"first in layer '{layer}' (op '{op.name}')")
-                    return
-
-        Executor(self.backend, executor.plan, executor.program, inspect=look).run(feeds)
-        place = found[0] if found else "in a weight gradient"
+        place = first_not_finite(executor, feeds, self.prepared.graph)
         return self._not_finite(f"{moment}: NaN or infinity {place}", rate, newest)
 
     def _check_finite(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """NotFiniteError if an update has overflowed: such weights are never written."""
         for name, array in tensors.items():
             if not np.isfinite(array).all():
-                layer = self._owner(name)
+                layer = owner(self.prepared.graph, name)
                 what = f"update of step {self.step - 1}: NaN or infinity in tensor '{name}' (layer '{layer}')"
                 raise self._not_finite(what, self._rate_words(), self.step - 1)
-
-    def _owner(self, tensor: str, default: str = "") -> str:
-        """The layer of a parameter or of what is made from it; `default` if it has none."""
-        owners = (n for n in self.prepared.graph.nodes if tensor.startswith(f"{n}."))
-        return max(owners, key=len, default=default)  # a name may begin another
 
     def _rate_words(self) -> str:
         steps, last = self.prepared.steps, max(0, self.step - 1)

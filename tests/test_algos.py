@@ -226,6 +226,8 @@ def test_times_keep_five_digits_and_bytes_all(tmp_path):
     [
         *("", "{", "[]", "{}", '{"facts": {}, "problems": {}}', '{"facts": {"gpu": "a"}, "problems": []}'),
         json.dumps({"facts": FACTS, "problems": {"p": {"candidates": [["A", 1]], "limit_bytes": None}}}),
+        json.dumps({"facts": {**FACTS, "cudnn": float("inf")}, "problems": {}}),
+        "[" * 100_000,
     ],
 )
 def test_a_damaged_table_is_one_error_with_a_next_step(text):

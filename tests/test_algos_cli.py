@@ -230,6 +230,34 @@ def test_a_stored_table_is_taken_by_precision_and_layout(capsys, no_gpu, monkeyp
     assert "no stored table knows lenet at batch size 8 in fp32 and NHWC" in unknown
 
 
+def test_what_is_shown_in_place_of_what_was_asked_for_is_in_the_heading_and_in_json(capsys, no_gpu):
+    asked = ("alexnet", "--precision", "bf16", "--layouts", "NHWC")
+    head = run(capsys, *asked).out.splitlines()[0]
+    assert head == (
+        "alexnet, batch size 128: asked for bf16, NHWC (no stored table has it); "
+        "shown instead: fp32, NCHW, times modelled by profile h200 (no measurement)"
+    )
+    data = json.loads(run(capsys, *asked, "--json").out)
+    assert (data["heading"], data["precision"], data["layout"]) == (head, "fp32", "NCHW")
+    assert data["notes"][0] == head
+    assert any("no stored table knows alexnet at batch size 128 in bf16 and NHWC" in note for note in data["notes"])
+    assert any("times are modelled in fp32" in note for note in data["notes"])
+    assert {c["layout"] for row in data["layers"] for c in row["candidates"]} == {"NCHW"}
+    named = run(capsys, *asked, *MODELLED).out.splitlines()[0]
+    assert "asked for bf16, NHWC; shown instead: fp32, NCHW" in named, "nobody has looked for a table"
+    plain = run(capsys, "alexnet", *MODELLED)
+    assert plain.out.startswith("alexnet, batch size 128, fp32: times modelled by profile h200 (no measurement)\n")
+    assert json.loads(run(capsys, "alexnet", *MODELLED, "--json").out)["notes"] == []
+
+
+@pytest.mark.parametrize(("option", "value"), [("--profile", "h200"), ("--device", "cpu")])
+def test_a_table_and_another_source_of_times_are_refused(capsys, lenet_table, option, value):
+    said = run(capsys, "lenet", "-b", 8, "--table", lenet_table, option, value, code=2)
+    assert said.out == ""
+    assert said.err == f"vdnn algos: --table takes its times from the table; leave out --table or {option}\n"
+    run(capsys, "lenet", "-b", 8, "--table", lenet_table, "--device", "auto")
+
+
 def test_a_table_by_path_brings_its_precision_and_layout(capsys, half_table):
     options = ("lenet", "-b", 8, "--table", half_table)
     assert json.loads(run(capsys, *options, "--json").out)["precision"] == "bf16"

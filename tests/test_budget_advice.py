@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scripts import refused, script
 
 from vdnn.errors import BudgetError
 from vdnn.layers import Update, lower
@@ -85,3 +86,15 @@ def test_a_dry_plan_judges_evaluation_too(fraction):
         with pytest.raises(BudgetError) as caught:
             prepare(config)
         assert str(caught.value) == str(dry.plans.refusal)
+
+
+def test_train_says_that_it_is_evaluation_in_the_words_of_plan(tmp_path):
+    options = ("lenet", "--device", "cpu", "-b", 1, "-o", "evaluate.batch_size=100", "--memory-limit", "7MB")
+    planned = script("vdnn", "plan", *options, cwd=tmp_path)
+    (sentence,) = (line for line in planned.out.splitlines() if line.startswith("evaluation in batches of 100 images"))
+    assert "and does not fit: " in sentence
+    assert sentence.endswith("; evaluate.batch_size sets it")
+    data = ("-o", "data={source: synthetic, train_images: 10, test_images: 100}")
+    refused(script("vdnn-train", *options, *data, cwd=tmp_path), 3, f"vdnn-train: {sentence}: ")
+    step = ("lenet", "--device", "cpu", "-b", 100, "-o", "evaluate.batch_size=1", "--memory-limit", "7MB", *data)
+    assert "evaluat" not in script("vdnn-train", *step, cwd=tmp_path).error

@@ -66,6 +66,18 @@ def test_a_damaged_or_older_table_is_measured_anew(tmp_path, monkeypatch):
         path.write_text(text)
         assert open_search(1).known == {}
     assert search.cache_folder().is_dir()
+    kept = open_search(1)
+    kept.known["p"] = Measured((Candidate("A", 1.25, 1023),), None)
+    kept.ops["o"] = 2.75
+    kept._save()
+    whole = path.read_text()
+    assert (list(open_search(1).known), list(open_search(1).ops)) == (["p"], ["o"])
+    for number in ("1.25", "1023", "2.75"):
+        for other in ("NaN", "-1", "Infinity", "1" + "0" * 400):
+            assert whole.count(number) == 1
+            path.write_text(whole.replace(number, other))
+            damaged = open_search(1)
+            assert (damaged.known, damaged.ops) == ({}, {}), f"{other} for {number}"
 
 
 def test_measuring_again_replaces_what_a_low_limit_left(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from vdnn.layers.softmax_loss import SoftmaxLoss
 from vdnn.networks import build
 
 RATES = Rates(copy_gbps=100.0, tflops=2.0)
-LENET = Case("lenet", 4, "fp32", "ours", device="cpu", options=("data.source=synthetic",), seconds=0)
+LENET = Case("lenet", 4, "fp32", "ours", device="cpu", seconds=0)
 
 
 def program(side: int = 8, **options: Any) -> Program:
@@ -230,7 +230,7 @@ def test_the_command_writes_both_files(
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
     words = ["lenet:4", "--precision", "fp32", "--device", "cpu", "--copy-gbps", "5", "--tflops", "0.1"]
-    assert main([*words, "-o", "data.source=synthetic"]) == 0
+    assert main(words) == 0, "although the digits of LeNet's own configuration are no made-up images"
     found = json.loads((tmp_path / "op_floor_lenet_fp32.json").read_text())["results"]
     graph = build("lenet")
     assert {r["layer"] for r in found["ops"]} <= {node.layer.kind for node in graph.nodes.values()} | {
@@ -244,6 +244,11 @@ def test_the_command_writes_both_files(
     assert (tmp_path / "op_floor_lenet_fp32.md").read_text() in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([*words, "--program", "torch-plain"])
+    capsys.readouterr()
+    assert main([*words, "-o", "data.source=mnist"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "images of a benchmark are synthetic, got 'mnist'" in said
 
 
 def test_rates_that_cannot_be_measured_are_asked_for(

@@ -17,7 +17,7 @@ from vdnn.bench.paper_page import page
 from vdnn.bench.paper_pictures import picture_of
 from vdnn.bench.paper_runs import NETWORKS
 from vdnn.bench.paper_sources import KeptRuns, case_of
-from vdnn.bench.paper_tables import BEST, MEASURED, SIMULATED
+from vdnn.bench.paper_tables import BEST, MEASURED, SHOWN, SIMULATED
 from vdnn.bench.paper_tasks import tasks
 from vdnn.bench.paper_text import csv_text, markdown, number
 from vdnn.bench.paper_values import GROUPS, MissingRun
@@ -83,6 +83,20 @@ def test_heights_of_bars_are_the_numbers():
     heights = [patch.get_height() for patch in axes.patches]
     paper = [bars["all(m)"]["offloaded"] for bars in load_figure("fig12").bars.values()]
     assert heights == [*paper, *[0.8 * BASE_MIB] * 6]
+
+
+def test_a_source_looks_the_same_in_every_figure():
+    looks = {}
+    for key in FIGURES:
+        table = table_of(key, **{column: Fakes() for column in SHOWN["fig14"]})
+        figure = make_figure(picture_of(table))
+        for handle in figure.legends[0].get_patches():
+            if handle.get_label() in table.columns.values():
+                hatch = handle.get_hatch()
+                assert looks.setdefault(handle.get_label(), hatch) == hatch, f"{handle.get_label()} in {key}"
+                assert hatch in [bar.get_hatch() for bar in figure.axes[0].patches]
+    assert len(looks) == 4
+    assert len(set(looks.values())) == 4
 
 
 class Tags(HTMLParser):

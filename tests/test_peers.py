@@ -21,7 +21,7 @@ from vdnn.bench.peers_timing import spread, steps_for
 from vdnn.errors import BackendUnavailable, BudgetError, ConfigError
 from vdnn.units import GIB
 
-LENET = Case("lenet", 4, "fp32", "ours", device="cpu", options=("data.source=synthetic",), seconds=0)
+LENET = Case("lenet", 4, "fp32", "ours", device="cpu", seconds=0)
 
 
 # ---- cases
@@ -184,8 +184,62 @@ def test_the_command_measures_goes_on_and_tries_again(
     assert main([*words, "--retry"]) == 0
     assert runs.read_text().split()[3:] == ["torch-plain", "torch-plain"]
     with pytest.raises(SystemExit):
-        main([*words[:-4], "--programs", "torch-fast"])
+        main([*words[:-5], "--programs", "torch-fast"])
     assert "torch-fast" not in runs.read_text()
+    capsys.readouterr()
+    alone = [*words[:-5], "--programs", "torch-plain", "torch-graph", "--once", "--timeout", "5"]
+    for _ in range(2):  # measured just now, and kept from the last time
+        assert main(alone) == 1, "no case has times"
+        assert "every case failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [(), ("--table",)])
+@pytest.mark.parametrize("place", ["file", "file/inner", "a\0b", "~nobody-of-that-name/x"])
+def test_a_folder_that_cannot_be_is_one_line_and_2(
+    worker: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    more: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("not a folder")
+    words = ["--device", "cpu", "--networks", "lenet:8", "--precisions", "fp32", "--programs", "ours"]
+    assert main([*words, "--out", place, *more]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert not Path("worker.py.runs").exists(), "said before anything is measured"
+
+
+def test_what_lies_there_and_is_no_study_is_one_line(
+    worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(peers, "find_spec", lambda name: name)
+    out = tmp_path / "out"
+    assert main(["--table", "--out", str(out)]) == 2
+    assert "holds no results" in capsys.readouterr().err
+    assert not out.exists()
+    words = [
+        "--device",
+        "cpu",
+        "--networks",
+        "lenet:8",
+        "--programs",
+        "torch-ckpt",
+        "ours",
+        "--once",
+        "--out",
+        str(out),
+    ]
+    assert main(words) == 2, "its library is not there"
+    assert capsys.readouterr().err.count("\n") == 1
+    for text in ("{", "[]", '{"results": []}', "\xff"):
+        (out / "peers.json").write_bytes(text.encode("latin-1"))
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "is no file of this study" in said
 
 
 def test_a_card_without_nvml_knows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +312,15 @@ def test_ours_takes_whole_steps() -> None:
     assert found["policy"] == "none"
     assert 1.5 < found["losses"][0] < 4, "ten classes"
     assert 0 < found["peak_bytes"] <= found["planned_bytes"]
+
+
+def test_a_network_whose_own_data_are_files_is_measured_on_made_up_images(tmp_path: Path) -> None:
+    words = ["--device", "cpu", "--networks", "lenet:8", "--programs", "ours", "--precisions", "fp32", "--seconds", "0"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    (found,) = json.loads((tmp_path / "peers.json").read_text())["results"].values()
+    assert found["step_ms"] > 0
+    with pytest.raises(ConfigError, match="images of a benchmark are synthetic, got 'mnist'"):
+        measure(replace(LENET, options=("data.source=mnist",)))
 
 
 def test_ours_keeps_a_limit_or_says_that_it_does_not_fit() -> None:

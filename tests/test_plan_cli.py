@@ -196,6 +196,25 @@ def test_a_profile_that_is_not_read_is_said_beside_the_json(capsys):
     assert "h200" not in json.loads(captured.out)["cost_source"]
 
 
+@pytest.mark.parametrize(
+    ("options", "layout", "words"),
+    [
+        (("--precision", "bf16"), "nhwc", ["precision bf16 is for device cuda", "layout nhwc (taken for"]),
+        (("--precision", "tf32", "--layout", "nchw"), "nchw", ["precision tf32 is for device cuda"]),
+        (("--layout", "study"), "study", ["profiles know NCHW: times of layers"]),
+        ((), "nchw", []),
+    ],
+)
+def test_precision_layout_and_their_caveats_are_in_the_json(capsys, options, layout, words):
+    assert main(["plan", "lenet", *MAXWELL, *options, "--json"]) == 0
+    captured = capsys.readouterr()
+    data = json.loads(captured.out)
+    assert (data["precision"], data["layout"]) == (options[1] if "--precision" in options else "fp32", layout)
+    told = [note for note in data["notes"] if f"note: {note}\n" in captured.err]
+    assert len(told) == len(words)
+    assert all(note.startswith(start) for note, start in zip(told, words, strict=True))
+
+
 def test_algorithms_in_the_table_of_layers_are_told_by_direction(capsys):
     assert main(["plan", "alexnet", *MAXWELL, "--algorithms", "memory-optimal", "--layers", "--policy", "all"]) == 0
     text = capsys.readouterr().out

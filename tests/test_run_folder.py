@@ -13,7 +13,7 @@ import pytest
 from vdnn.errors import CheckpointError, ConfigError, VdnnError
 from vdnn.runtime.checkpoint import save
 from vdnn.runtime.files import write_file
-from vdnn.runtime.run_folder import COLUMNS, Metrics, RunFolder
+from vdnn.runtime.run_folder import COLUMNS, Metrics, RunFolder, belongs
 
 HEADER = "step,epoch,split,loss,accuracy,lr,images,images_per_s,loss_scale,skipped_steps\n"
 
@@ -220,6 +220,40 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(tmp_path):
     RunFolder.create(str(tmp_path / "lenet"))
     with pytest.raises(CheckpointError, match="nothing to resume"):
         RunFolder.find_checkpoint("auto", str(tmp_path / "lenet"))
+
+
+def damage(checkpoint):
+    weights = checkpoint / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("resume", ["auto", "lenet"])
+def test_if_every_checkpoint_is_damaged_each_is_named(tmp_path, resume):
+    folder = tmp_path / "lenet" / "checkpoints"
+    for step in (3, 5):
+        damage(complete_checkpoint(folder, step))
+    with pytest.raises(
+        CheckpointError, match=r"nothing to resume: step 5 is damaged \(.*\), step 3 is damaged \("
+    ) as e:
+        RunFolder.find_checkpoint(resume if resume == "auto" else str(tmp_path / resume), str(tmp_path / "lenet"))
+    assert str(e.value).endswith("; the same command without --resume starts anew")
+    said = []
+    whole = complete_checkpoint(tmp_path / "lenet-2" / "checkpoints", 2)
+    os.utime(whole, (0, 0))  # an older run: it is all that is left
+    assert RunFolder.find_checkpoint("auto", str(tmp_path / "lenet"), said.append) == whole
+    assert len(said) == 1
+    assert said[0].endswith("going on from step 2")
+
+
+def test_a_run_belongs_to_its_output_under_any_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "a-2", "ab", "x/a-2"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    same = [("a", "a"), ("a", "./a/"), ("a", str(tmp_path / "a")), ("a", "x/../a"), ("a", "link"), ("a-2", "a")]
+    other = [("a", "a-2"), ("a", "b"), ("ab", "a"), ("a-2", "b"), ("x/a-2", "a"), ("x/a-2", "x/a")]
+    assert [pair for pair in same if not belongs(tmp_path / pair[0], pair[1])] == []
+    assert [pair for pair in other if belongs(tmp_path / pair[0], pair[1])] == []
 
 
 def killed(path, rows=""):

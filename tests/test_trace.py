@@ -323,6 +323,17 @@ def test_a_path_where_no_file_can_be_is_refused_before_the_run(tmp_path: Path) -
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file' is no folder"):
         check_trace_path(str(tmp_path / "file" / "none" / "trace.json"))
+    (tmp_path / "loop").symlink_to("loop")
+    for place in (("loop", "trace.json"), ("long" * 100,), ("a", "long" * 100, "trace.json")):
+        with pytest.raises(ConfigError, match=r"cannot be written: .*; choose another place for it"):
+            check_trace_path(str(tmp_path.joinpath(*place)))
+    (tmp_path / "kept").write_text("kept")
+    check_trace_path(str(tmp_path / "kept"))
+    assert (tmp_path / "kept").read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "kept", "loop"]
+    options = ("lenet", "--device", "cpu", "--iterations", 1, "-o", "data.source=synthetic", "--output", "run")
+    refused(script("vdnn-train", *options, "--trace", "loop/t.json", cwd=tmp_path), 2, "loop/t.json", "cannot be")
+    assert not (tmp_path / "run").exists()
 
 
 def test_vdnn_plan_writes_what_it_reports(tmp_path: Path) -> None:

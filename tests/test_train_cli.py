@@ -330,7 +330,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_touched(whol
     intact = weights.read_bytes()
     weights.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
     before = files()
-    refused(train(tmp_path, *RUN, "--resume", "--output", "run"), 2, "weights.safetensors", "SHA-256")
+    refused(train(tmp_path, *RUN, "--resume", newest), 2, "weights.safetensors", "SHA-256")
     weights.write_bytes(intact)
     other = (*SMALL, "-o", "network.dropout=0.1", "--resume", newest)
     refused(train(tmp_path, *other), 2, "'dropout': 0.1")
@@ -343,6 +343,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused_and_nothing_is_touched(whol
     assert files() == before
     ended = train(tmp_path, *RUN, "--output", "run", "--resume")  # the one before it is whole
     assert "resuming from run/checkpoints/step-00000238" in ended.out
+    assert re.search(r"^note: step 255 is damaged \(.*state.json.*\), going on from step 238$", ended.out, re.MULTILINE)
     assert ended.code == 0, ended.error
 
 

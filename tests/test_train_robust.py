@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -120,6 +121,79 @@ def test_a_checkpoint_outside_a_run_is_read_and_nothing_is_written_beside_it(tmp
     assert names(tmp_path / "next") == ["checkpoints", "config.yaml", "metrics.csv", "plan.json"]
     state = json.loads((tmp_path / "next" / "checkpoints" / "step-00000020" / "state.json").read_text())["state"]
     assert state["step"] == 20
+
+
+@pytest.mark.parametrize("how", ["--output", "-o"])
+def test_another_output_branches_and_the_run_it_comes_from_is_only_read(tmp_path, how):
+    assert train(tmp_path, *SMALL, "--output", "o/a", "-o", "checkpoint.keep=2").code == 0
+    source = tmp_path / "o" / "a"
+    before, times = files(source), {path: path.stat().st_mtime_ns for path in source.rglob("*")}
+    assert names(source / "checkpoints") == ["step-00000010", "step-00000020"]
+    folders = [source, *(path for path in source.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    output = ("--output", "o/b") if how == "--output" else ("-o", "output=o/b")
+    branch = (
+        *SMALL,
+        *output,
+        "--resume",
+        "o/a/checkpoints/step-00000010",
+        "--iterations",
+        13,
+        "-o",
+        "checkpoint.keep=1",
+    )
+    ended = train(tmp_path, *branch)
+    for folder in folders:
+        folder.chmod(0o755)
+    assert ended.code == 0, ended.error
+    assert "note: this run branches from the one in 'o/a', which is only read\n" in ended.out
+    assert "output: o/b\n" in ended.out
+    assert (files(source), {path: path.stat().st_mtime_ns for path in source.rglob("*")}) == (before, times)
+    assert names(tmp_path / "o" / "b" / "checkpoints") == ["step-00000013"]
+    lines = (tmp_path / "o" / "b" / "metrics.csv").read_text().splitlines()[1:]
+    assert [line.split(",")[:3] for line in lines] == [["10", "1", "test"], ["13", "2", "train"], ["13", "2", "test"]]
+    again = train(tmp_path, *branch[: len(SMALL) + 2], "--resume", "--iterations", 15)
+    assert "resuming from o/b/checkpoints/step-00000013" in again.out
+    assert files(source) == before
+
+
+def test_a_branch_goes_on_to_the_weights_of_its_origin(tmp_path):
+    assert train(tmp_path, *SMALL, "--output", "a").code == 0
+    assert train(tmp_path, *SMALL, "--output", "b", "--resume", "a/checkpoints/step-00000010").code == 0
+    ends = [load_file(tmp_path / name / "checkpoints" / "step-00000020" / "weights.safetensors") for name in "ab"]
+    assert all(np.array_equal(ends[0][name], ends[1][name]) for name in ends[0])
+    nothing = train(tmp_path, *SMALL, "--output", "c", "--resume", "a")
+    refused(nothing, 2, "no step is left for a branch of 'a' in 'c'", "step 20", "raise --epochs or --iterations")
+    assert names(tmp_path) == ["a", "b"]
+    for name in ("a", "./a/"):  # its own output: no branch
+        assert "already complete at step 20" in train(tmp_path, *SMALL, "--output", name, "--resume", "a").out
+
+
+# ---- damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda raw: raw[:500], "expected [0-9,]+ bytes, got 500"),
+        (lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), "SHA-256"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, damage, why):
+    run = (*SMALL, "--output", "run", "-o", "evaluate.every_epochs=0")
+    for steps in (6, 9):
+        assert train(tmp_path, *run, *["--resume"] * (steps == 9), "--iterations", steps).code == 0
+    newest = tmp_path / "run" / "checkpoints" / "step-00000009"
+    weights = newest / "weights.safetensors"
+    weights.write_bytes(damage(weights.read_bytes()))
+    refused(train(tmp_path, *run, "--resume", newest), 2, "weights.safetensors")
+    ended = train(tmp_path, *run, "--resume", "--iterations", 10)
+    assert ended.code == 0, ended.error
+    found = rf"^note: step 9 is damaged \(.*weights.safetensors': .*{why}.*\), going on from step 6$"
+    assert re.search(found, ended.out, re.MULTILINE), ended.out
+    assert "resuming from run/checkpoints/step-00000006" in ended.out
+    assert names(tmp_path / "run" / "checkpoints") == ["aside-step-00000009", "step-00000006", "step-00000010"]
 
 
 # ---- names

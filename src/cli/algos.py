@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -113,11 +115,20 @@ def read_limits(text: str) -> list[int | None]:
 
 
 def choose(arguments: argparse.Namespace, config: Config) -> Study:
-    """The study from the best source there is, or the one asked for; what was taken instead is said."""
+    """The study from the best source there is, or the one asked for; what was taken instead is said and noted."""
+    for name, unset in (("device", (None, "auto")), ("profile", (None,))):
+        if arguments.table is not None and getattr(arguments, name) not in unset:
+            raise ConfigError(f"--table takes its times from the table; leave out --table or --{name}", key=name)
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        say(text)
+
     graph = build(config.network.name, **config.network.options)
     batch = -(-config.train.batch_size // config.train.accumulate)
     if config.train.accumulate > 1:
-        say(f"a step is {config.train.accumulate} slices, of which one of {batch} images is studied")
+        note(f"a step is {config.train.accumulate} slices, of which one of {batch} images is studied")
     table = load_table(arguments.table) if arguments.table is not None else None
     if table is not None:
         config = of_table(arguments, config, table)
@@ -133,9 +144,9 @@ def choose(arguments: argparse.Namespace, config: Config) -> Study:
         if found is None:
             text = f"table '{arguments.table}' does not hold all convolutions of {graph.name} at batch size {batch}"
             raise ConfigError(f"{text}; choose another batch size, or model them with --profile {DEFAULT_PROFILE}")
-        say_what_is_left_out(without_epilogue(table, graph, recipe, batch))
-        return found
-    device, profile = arguments.device, arguments.profile
+        note_what_is_left_out(without_epilogue(table, graph, recipe, batch), note)
+        return replace(found, notes=tuple(notes))
+    device, profile, untabled = arguments.device, arguments.profile, ""
     if device in (None, "auto") and profile is None:
         driver = find_driver()
         if driver.gpus:
@@ -147,11 +158,12 @@ def choose(arguments: argparse.Namespace, config: Config) -> Study:
                     continue
                 found = study(table_source(stored))
                 if found is not None:
-                    say(f"{driver.finding}: times are from the stored table {name}")
-                    say_what_is_left_out(without_epilogue(stored, graph, recipe, batch))
-                    return found
+                    note(f"{driver.finding}: times are from the stored table {name}")
+                    note_what_is_left_out(without_epilogue(stored, graph, recipe, batch), note)
+                    return replace(found, notes=tuple(notes))
             layout = "" if recipe.layout == "NCHW" else f" and {recipe.layout}"
-            say(
+            untabled = " (no stored table has it)"
+            note(
                 f"{driver.finding}, and no stored table knows {graph.name} at batch size {batch} in "
                 f"{config.precision}{layout}: times are modelled by profile {DEFAULT_PROFILE}"
             )
@@ -167,13 +179,17 @@ def choose(arguments: argparse.Namespace, config: Config) -> Study:
     )
     for sentence in (unmet_precision(config, backend.caps), unmodelled_layout(config, backend.caps)):
         if sentence:
-            say(sentence)
+            note(sentence)
     made = study(backend_source(backend, recipe.layout))
     assert made is not None  # a backend knows every op
     for conv in made.convs:
         if not conv.candidates:
             raise ConfigError(f"no algorithm for {conv.layer} {conv.direction} fits in the memory that is free")
-    return made
+    shown = (made.source.precision, made.source.layout) == (config.precision, recipe.layout)
+    asked = "" if shown else f"{config.precision}, {recipe.layout}{untabled}"
+    if asked:
+        notes.insert(0, replace(made, asked=asked).heading())
+    return replace(made, asked=asked, notes=tuple(notes))
 
 
 def of_table(arguments: argparse.Namespace, config: Config, table: AlgorithmTable) -> Config:
@@ -188,10 +204,10 @@ def of_table(arguments: argparse.Namespace, config: Config, table: AlgorithmTabl
     return config.model_copy(update={"precision": table.precision, "memory": memory})
 
 
-def say_what_is_left_out(without: bool) -> None:
+def note_what_is_left_out(without: bool, note: Callable[[str], None]) -> None:
     """Whether times are of less than training does in its convolutions."""
     if without:
-        say("times of forward are of the convolutions alone: the table knows none with bias and activation")
+        note("times of forward are of the convolutions alone: the table knows none with bias and activation")
 
 
 def say(text: str) -> None:
@@ -201,11 +217,7 @@ def say(text: str) -> None:
 
 def print_study(study: Study, limits: list[int | None], console: Console, *, everything: bool) -> None:
     """Totals by limit, what higher limits buy, and algorithms by layer."""
-    source = study.source
-    kind = " (no measurement)" if source.modelled else ""
-    layout = "" if source.layout == "NCHW" else f", {source.layout}"
-    head = f"{study.network}, batch size {study.batch}, {source.precision}{layout}: times {source.words}{kind}"
-    console.print(head, highlight=False)
+    console.print(study.heading(), highlight=False, soft_wrap=True)
     console.print(total_table(study, limits))
     for sentence in algos.purchases(study, limits):
         console.print(sentence, highlight=False)

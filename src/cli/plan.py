@@ -24,6 +24,7 @@ from vdnn.memory.clock import simulate
 from vdnn.memory.report import make_report
 from vdnn.networks import build
 from vdnn.runtime.calibration import calibration_key, known_factor
+from vdnn.runtime.config import LAYOUT_POLICIES
 from vdnn.runtime.devices import open_device
 from vdnn.runtime.dry_plan import plan_run, whole_step
 from vdnn.runtime.files import write_output
@@ -85,9 +86,10 @@ def plan(arguments: argparse.Namespace) -> int:
         layout=config.layout_on("cuda"),
         progress=say,
     )
-    for explain in (unread_profile, unmet_precision, unmodelled_layout):
-        if sentence := explain(config, backend.caps):
-            say(sentence)
+    found = (explain(config, backend.caps) for explain in (unread_profile, unmet_precision, unmodelled_layout))
+    caveats = [sentence for sentence in found if sentence]
+    for sentence in caveats:
+        say(sentence)
     budget = make_budget(config, backend)
     limit_bytes = stated_bytes(budget)
     limit = f"{format_bytes(limit_bytes)} ({limit_words(arguments, config, backend.caps, limit_bytes)})"
@@ -118,6 +120,9 @@ def plan(arguments: argparse.Namespace) -> int:
         data = report.to_json()
         layers = data.pop("layers")
         smallest = None if fits else dry.plans.slab_bytes
+        policy = config.memory.layout if config.memory.layout in LAYOUT_POLICIES else None
+        data |= {"precision": config.precision, "layout": policy or config.layout_on(backend.caps.name).lower()}
+        data["notes"] = [*caveats, *report.notes]
         data |= {"fits": fits, "memory_limit_bytes": limit_bytes, "smallest_budget_bytes": smallest}
         data["layers"] = layers
         print(json.dumps(data, indent=1))

@@ -31,10 +31,11 @@ from vdnn.errors import BudgetError, CheckpointError, ConfigError
 from vdnn.layers import Dropout, Graph, SoftmaxLoss
 from vdnn.runtime.checkpoint import State, load, load_state
 from vdnn.runtime.config import Config, DebugConfig
+from vdnn.runtime.dry_plan import evaluation_words
 from vdnn.runtime.forecast import expected_step, run_ms
 from vdnn.runtime.prepare import Prepared, prepare
 from vdnn.runtime.rehearsal import LimitExceeded
-from vdnn.runtime.run_folder import CONFIG, PLAN, RunFolder
+from vdnn.runtime.run_folder import CONFIG, PLAN, RunFolder, belongs, run_of
 from vdnn.runtime.simulate import simulated_run
 from vdnn.runtime.step_tracer import StepTracer
 from vdnn.runtime.trace import Marks, check_trace_path
@@ -61,7 +62,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--epochs", metavar="N", help="passes over the training images")
     parser.add_argument("--iterations", metavar="N", help="steps, if that is sooner than the epochs")
     parser.add_argument("--lr", metavar="RATE", help="learning rate")
-    parser.add_argument("--output", metavar="DIR", help="folder of the run")
+    parser.add_argument(
+        "--output", metavar="DIR", help="folder of the run; with --resume PATH of another run, a branch of that one"
+    )
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -103,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     checkpoint: Path | None = None
     state: State | None = None
     if arguments.resume is not None:
-        checkpoint = RunFolder.find_checkpoint(arguments.resume, config.output)
+        checkpoint = RunFolder.find_checkpoint(arguments.resume, config.output, lambda text: say(f"note: {text}"))
         state = load_state(checkpoint)
         say(f"resuming from {checkpoint} (step {state['step']})")
         for sentence in differences(config, state):
@@ -124,7 +127,7 @@ def session(
     reserve_bytes: int | None = None,
 ) -> int:
     """Plan, and train unless only the plan was asked for."""
-    prepared = prepare_again(config, state, reserve_bytes) if state else prepare(config, None, say, reserve_bytes)
+    prepared = prepare_run(config, state, reserve_bytes)
     source = limit_words(arguments, config, prepared.backend.caps, prepared.limit_bytes)
     warned = announce(prepared, source)
     if arguments.plan_only:
@@ -132,14 +135,32 @@ def session(
     if not prepared.backend.caps.has_data:
         simulate_steps(prepared, arguments.trace)
         return 0
-    with choose_folder(checkpoint, config.output) as folder:
+    origin = branched_from(arguments, config, checkpoint)
+    if origin and state and state["step"] >= prepared.steps.total:
+        raise ConfigError(
+            f"no step is left for a branch of '{origin}' in '{config.output}': its checkpoint is of step "
+            f"{state['step']}, the run is to end at step {prepared.steps.total}; raise --epochs or --iterations"
+        )
+    with choose_folder(checkpoint, config.output, origin) as folder:
         return train(arguments, prepared, folder, checkpoint, state, warned)
 
 
-def choose_folder(checkpoint: Path | None, output: str) -> RunFolder:
-    """The run of the checkpoint that is resumed; a new one for a new run, or if the checkpoint lies in none."""
-    folder = RunFolder.of_checkpoint(checkpoint) if checkpoint else None
-    if checkpoint and folder is None:
+def branched_from(arguments: argparse.Namespace, config: Config, checkpoint: Path | None) -> Path | None:
+    """The run of the checkpoint, if --resume names it and the command line another output; else None."""
+    given = arguments.output is not None or any(o.partition("=")[0].strip() == "output" for o in arguments.overrides)
+    if checkpoint is None or arguments.resume == "auto" or not given:
+        return None
+    run = run_of(checkpoint)
+    return None if run is None or belongs(run, config.output) else run
+
+
+def choose_folder(checkpoint: Path | None, output: str, origin: Path | None) -> RunFolder:
+    """The run of the checkpoint that is resumed; a new one for a new run, for a branch of the run in `origin`, or if
+    the checkpoint lies in none."""
+    folder = RunFolder.of_checkpoint(checkpoint) if checkpoint and not origin else None
+    if origin:
+        say(f"note: this run branches from the one in '{origin}', which is only read")
+    elif checkpoint and folder is None:
         say(f"note: '{checkpoint}' lies in no run's folder: what is beside it is left alone, this run gets its own")
     folder = folder or RunFolder.create(output)
     if folder.reused:
@@ -163,7 +184,7 @@ def train(
         if arguments.trace:
             say(f"no trace: no step is left to run, so '{arguments.trace}' is not written")
         return 0
-    taken = not checkpoint and folder.path.name != Path(config.output).name
+    taken = not folder.continued and folder.path.name != Path(config.output).name
     say(f"output: {f'{config.output} is taken, writing to ' if taken else ''}{folder.path}")
     for sentence in () if checkpoint else training_words(prepared.graph):
         say(f"note: {sentence}")
@@ -214,14 +235,23 @@ def complete(folder: RunFolder, state: State, prepared: Prepared) -> bool:
     return state["step"] >= prepared.steps.total and folder.metrics.on_disk(state["step"], "test")
 
 
-def prepare_again(config: Config, state: State, reserve_bytes: int | None) -> Prepared:
-    """Prepare with the algorithms of a checkpoint; if that does not fit, the error says whose they are."""
+def prepare_run(config: Config, state: State | None, reserve_bytes: int | None) -> Prepared:
+    """Prepare, with the algorithms of a checkpoint if there is one; the error of what does not fit says whose they are,
+    and whether it is evaluation."""
     try:
-        return prepare(config, state["algorithms"], say, reserve_bytes)
+        return prepare(config, state["algorithms"] if state else None, say, reserve_bytes)
     except BudgetError as error:
+        words = str(error)
+        if error.evaluated_images is not None:
+            needed_bytes = error.smallest_bytes or error.needed_bytes
+            words = f"{evaluation_words(error.evaluated_images, needed_bytes, fits=False)}: {words}"
+        if state:
+            words += (
+                f"; the algorithms are those recorded in the checkpoint of step {state['step']}, which a resumed run "
+                "keeps: raise the limit, or start anew without --resume to have them chosen for it"
+            )
         raise BudgetError(
-            f"{error}; the algorithms are those recorded in the checkpoint of step {state['step']}, which a resumed "
-            "run keeps: raise the limit, or start anew without --resume to have them chosen for it",
+            words,
             layer=error.layer,
             needed_bytes=error.needed_bytes,
             budget_bytes=error.budget_bytes,

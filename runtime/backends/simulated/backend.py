@@ -21,6 +21,7 @@ from vdnn.memory.costs import Candidate
 from vdnn.memory.plan import STREAMS
 from vdnn.runtime.backend import Caps, check_stage
 from vdnn.runtime.held import Held
+from vdnn.runtime.plain_images import PlainImages
 from vdnn.runtime.profile import Profile, model_candidates, operands
 
 
@@ -44,6 +45,7 @@ class SimulatedBackend:
         self._clock = StreamClock(profile.copies)
         self._sizes: tuple[int, int] | None = None
         self._times: dict[tuple[Any, ...], float] = {}
+        self._images = PlainImages()
 
     def open(self, slab_bytes: int, host_bytes: int, stage_bytes: int) -> None:
         """Note the sizes, against which every place is checked."""
@@ -58,9 +60,10 @@ class SimulatedBackend:
 
     def launch(self, op: Op, arrays: Mapping[str, Any], stream: str) -> None:
         """Let the modelled time of the op pass on `stream`."""
+        self._images.note(op, arrays)
         key = (op.name, op.attrs.get("algorithm"), tuple(spec.shape for spec in arrays.values()))
         if key not in self._times:
-            options = model_candidates(op, arrays, self.profile)
+            options = model_candidates(op, arrays, self.profile, self._images)
             chosen = op.attrs.get("algorithm")
             self._times[key] = next(c.time_ms for c in options if chosen is None or c.algorithm == chosen)
         self._clock.run(stream, self._times[key], self.profile.copies.slowdown(op.kind))
@@ -132,7 +135,7 @@ class SimulatedBackend:
 
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
         """The profile's candidates."""
-        return model_candidates(op, operands(op, program), self.profile)
+        return model_candidates(op, operands(op, program), self.profile, PlainImages.of(program))
 
     def knows_all(self, op: Op, program: Program) -> bool:
         """Yes: nothing is run."""
