@@ -12,6 +12,7 @@ from typing import Any
 
 from vdnn.layers.op import Op
 from vdnn.layers.tensor import Shape
+from vdnn.runtime.backends.cuda.cudnn_graph import FUSED
 from vdnn.runtime.backends.cuda.launch import (
     Arrays,
     Channels,
@@ -23,9 +24,6 @@ from vdnn.runtime.backends.cuda.launch import (
     workspace,
 )
 from vdnn.runtime.backends.cuda.relu import relu_forward
-
-FUSED = "fused:"
-"""How the labels of algorithms begin that add the bias and apply the activation themselves."""
 
 
 def bias_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
