@@ -50,7 +50,7 @@ CASES = (
 DIVIDED = ("alexnet:128", "vgg16:256")
 """Networks whose slices are measured too."""
 DEFAULT_PRECISIONS = ("fp32", "tf32")
-LAYOUTS = ("NCHW", "NHWC")
+LAYOUTS = ("NCHW", "NHWC", "CHWN")
 SAVE_EVERY_S = 20.0
 
 Kind = tuple[str, str]
@@ -201,7 +201,7 @@ def main(argv: Sequence[str] | None = None, open_search: OpenSearch = on_gpu) ->
     parser.add_argument("cases", nargs="*", type=case, metavar="NETWORK:BATCH", default=list(CASES))
     precisions, layouts = (lambda text: parts(text, PRECISIONS)), (lambda text: parts(text.upper(), LAYOUTS))
     parser.add_argument("--precisions", type=precisions, default=list(DEFAULT_PRECISIONS), metavar="LIST")
-    parser.add_argument("--layouts", type=layouts, default=["NCHW"], metavar="LIST", help="nchw or nhwc or nchw,nhwc")
+    parser.add_argument("--layouts", type=layouts, default=["NCHW"], metavar="LIST", help="such as nchw,nhwc,chwn")
     parser.add_argument("--minutes", type=float, default=9.0, help="time for all of it, default 9")
     parser.add_argument("--tables", metavar="DIR", help="folder of earlier tables, default that of the package")
     arguments = parser.parse_args(argv)

@@ -118,12 +118,13 @@ def pool_loads() -> Iterable[Load]:
 
 
 def loads() -> Iterable[Load]:
-    """One or a few of every kind that moves much, those of images in both layouts."""
+    """One or a few of every kind that moves much, those of images in every layout."""
     plain = list(_loads())
     yield from plain
     for load in plain:
         if any(len(shape) == 4 for shape in load.shapes.values()):
-            yield replace(load, name=f"NHWC {load.name}", layout="NHWC")
+            for layout in ("NHWC", "CHWN"):
+                yield replace(load, name=f"{layout} {load.name}", layout=layout)
     pixels = {"mean": [0.5] * 3, "std": [0.5] * 3}
     for channels in (4, 8):
         reads, writes = {"x": (256, 3, 224, 224)}, {"y": (256, channels, 224, 224)}

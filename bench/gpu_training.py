@@ -22,6 +22,7 @@ from vdnn.bench.harness import Outcome, train, write_results
 AGREEMENT = 1e-5
 """Relative difference of losses that fp32 on two machines may show in the first steps."""
 QUICK = ["data.train_images=512", "data.test_images=8", "evaluate.batch_size=8", "train.accumulate=1"]
+QUICK += ["memory.layout=nchw"]  # of the papers, and of the CPU; vdnn.bench.gpu_layouts has the others
 
 
 def agree() -> dict[str, Any]:

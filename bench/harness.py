@@ -13,6 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from vdnn.runtime.config import Config, load_config
 from vdnn.runtime.data import batches, epoch_order, with_next
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.listener import StepInfo
+from vdnn.runtime.planset import PlanSet
 from vdnn.runtime.prepare import prepare
 from vdnn.runtime.rehearsal import LimitExceeded
 from vdnn.runtime.run_folder import RunFolder
@@ -42,6 +44,7 @@ class Outcome:
     Args:
         held_bytes: what the process holds on the device after every step, as the system sees it; 0 where only the slab
             counts.
+        layouts: of the layers, in words: "NHWC", or "12 in NHWC, 3 in CHWN".
         compute_ms, out_ms, in_ms: sums over one more step, measured op by op; None if none was traced.
     """
 
@@ -62,6 +65,7 @@ class Outcome:
     compute_ms: float | None = None
     out_ms: float | None = None
     in_ms: float | None = None
+    layouts: str = ""
 
     @property
     def bound_ms(self) -> float | None:
@@ -131,7 +135,8 @@ def _train(
         for name, array in sorted(trainer.tensors().items()):
             digest.update(name.encode())
             digest.update(array.tobytes())
-        sums = _traced(trainer, images, labels, config.optimizer.lr, trace) if trace else (None, None, None)
+        none: tuple[None, None, None] = (None, None, None)
+        compute_ms, out_ms, in_ms = _traced(trainer, images, labels, config.optimizer.lr, trace) if trace else none
         ledger = getattr(prepared.backend, "ledger", None)
         notes = prepared.plans[prepared.steps.full[0]].decisions.notes
         return Outcome(
@@ -149,10 +154,16 @@ def _train(
             ledger.used_bytes() if ledger is not None else None,
             ledger.strays if ledger is not None else None,
             tuple(held),
-            *sums,
+            *(compute_ms, out_ms, in_ms),
+            _layouts(prepared.plans),
         )
     finally:
         prepared.backend.close()
+
+
+def _layouts(plans: PlanSet) -> str:
+    found = Counter(choice.layout for choice in plans.layouts.values())
+    return ", ".join(f"{count} in {layout}" for layout, count in found.most_common()) or plans.layout
 
 
 def _traced(

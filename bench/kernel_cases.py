@@ -7,18 +7,18 @@ for case in all_cases():
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
+from collections.abc import Iterator
+from itertools import permutations, product
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from vdnn.bench.kernel_check import COARSE, EXACT, FINE, STORE, Array, Case
+from vdnn.bench.kernel_check import COARSE, FINE, STORE, TRANSFORM, Array, Case
 from vdnn.bench.norm_cases import norm_cases
-from vdnn.layers import Op, Pool
+from vdnn.bench.pool_cases import pool_cases
+from vdnn.layers import Op
 from vdnn.layers.images import folded_filters
-from vdnn.layers.tensor import Shape
+from vdnn.layers.tensor import MEMORY_ORDERS, Shape
 from vdnn.runtime.backends.cpu.fold import unfolded_filters
 from vdnn.runtime.backends.cpu.philox import philox
 from vdnn.runtime.step import new_step
@@ -41,8 +41,9 @@ def unknown(*shape: int) -> Array:
 def all_cases() -> Iterator[Case]:
     """Every kind, in the order of a network."""
     yield from _pixels_and_terms()
+    yield from _moves()
     yield from _pointwise()
-    yield from _pools()
+    yield from pool_cases()
     yield from _lrns()
     yield from norm_cases()
     yield from _filters()
@@ -50,6 +51,29 @@ def all_cases() -> Iterator[Case]:
     yield from _biases()
     yield from _losses()
     yield from _updates()
+
+
+MOVED: tuple[tuple[Shape, tuple[str, ...]], ...] = (
+    ((9, 5, 6, 7), ("", "NAIVE", "TILED", "VECTOR")),
+    ((16, 24, 4, 4), ("", "TILED", "VECTOR")),
+    ((2, 3, 40, 52), ("", "VECTOR")),
+    ((3, 40, 13, 13), ("", "VECTOR")),
+    ((1, 6, 5, 7), ("",)),
+    ((70, 18, 1, 1), ("", "NAIVE", "VECTOR")),
+    ((1, 96, 9, 11), ("",)),
+)
+"""Images that go from any layout to any other, and algorithms by which they do; "" is the usual one. Odd sizes, whole
+squares of 16 bytes, 3 channels, long odd rows, one image, one pixel, strips of 96 channels."""
+
+
+def _moves() -> Iterator[Case]:
+    for shape, algorithms in MOVED:
+        for (one, two), algorithm in product(permutations(MEMORY_ORDERS, 2), algorithms):
+            attrs, orders = {"algorithm": algorithm} if algorithm else {}, {"x": one, "y": two}
+            name, read = f"{one} to {two} {algorithm} {shape}", {"x": normal(*shape)}
+            yield Case(name, TRANSFORM, read, {"y": unknown(*shape)}, attrs, orders=orders)
+            if algorithm in ("", "VECTOR"):
+                yield Case(f"{name} added", TRANSFORM, read, {"y": normal(*shape)}, attrs, ("y",), orders=orders)
 
 
 def _pixels_and_terms() -> Iterator[Case]:
@@ -119,110 +143,6 @@ def _pointwise() -> Iterator[Case]:
     word = int(philox((zero, sample, turn, key), (12345, 2**13))[0][0])  # of the first number under `step`: just kept
     attrs, reads = {"p": word / 2**32, "key": 0xDEADBEEF}, {"x": normal(1, 5), "step": step}
     yield Case("dropout at the threshold", "dropout.forward", reads, {"y": unknown(1, 5)}, attrs)
-
-
-WINDOWS: tuple[tuple[tuple[int, int], Mapping[str, Any]], ...] = (
-    ((6, 8), {"kernel": 2}),
-    ((7, 9), {"kernel": 3, "stride": 2}),
-    ((6, 8), {"kernel": 3, "stride": 2, "ceil_mode": True}),
-    ((5, 5), {"kernel": 2, "stride": 3, "padding": 1, "ceil_mode": True}),
-    ((5, 4), {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 1)}),
-    ((6, 7), {"kernel": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
-    ((7, 7), {"kernel": 3, "stride": 1, "padding": 1}),
-    ((9, 7), {"kernel": (2, 1), "stride": (4, 3)}),
-    ((4, 4), {"kernel": 1}),
-    ((5, 7), {"kernel": "global"}),
-    ((56, 52), {"kernel": 3, "stride": 2, "ceil_mode": True}),
-    ((28, 28), {"kernel": 5, "stride": 3}),
-    ((18, 18), {"kernel": "global"}),
-    ((7, 9), {"kernel": 2}),
-    ((8, 16), {"kernel": 2}),
-    ((9, 28), {"kernel": 2, "ceil_mode": True}),
-    ((12, 24), {"kernel": 3, "stride": 2, "ceil_mode": True}),
-    ((9, 12), {"kernel": 3, "stride": 2}),
-    ((12, 16), {"kernel": 3, "stride": 2, "padding": 1}),
-    ((15, 11), {"kernel": 3, "stride": 2, "padding": 1}),
-    ((10, 12), {"kernel": 3, "stride": 1, "padding": 1}),
-    ((40, 60), {"kernel": 3, "stride": 1, "padding": 1}),
-)
-"""Images and the arguments of a Pool layer: the CPU tests', a few of several blocks, and rows loaded by fours."""
-
-
-USUAL: tuple[tuple[tuple[int, int], Mapping[str, Any]], ...] = (
-    ((7, 9), {"kernel": 2}),
-    ((8, 6), {"kernel": 2, "ceil_mode": True}),
-    ((7, 9), {"kernel": 3, "stride": 2}),
-    ((6, 8), {"kernel": 3, "stride": 2, "ceil_mode": True}),
-    ((7, 6), {"kernel": 3, "stride": 2, "padding": 1}),
-    ((9, 7), {"kernel": 3, "stride": 1, "padding": 1}),
-)
-"""Those that have kernels of their own in NHWC, where channels go by 16 bytes."""
-
-
-def _pools() -> Iterator[Case]:
-    yield from _pools_of(3, WINDOWS)
-    yield from _pools_of(16, USUAL)
-    for stride, padding, ceil in product((1, 2, 3), (0, 1), (False, True)):
-        yield from _nans(Pool("max", 3, stride, padding, ceil), (8, 8))
-
-
-def _pools_of(channels: int, windows: Iterable[tuple[tuple[int, int], Mapping[str, Any]]]) -> Iterator[Case]:
-    for (h, w), arguments in windows:
-        for mode, count in (("max", True), ("average", True), ("average", False)):
-            layer = Pool(mode, count_include_pad=count, **arguments)  # type: ignore[arg-type]
-            _, p, q = layer.output_shape("pool", ((channels, h, w),))
-            attrs = pool_attributes(layer, (h, w))
-            exact = EXACT if mode == "max" else FINE
-            for ties in (False, True) if mode == "max" else (False,):
-                shape = 2, channels, h, w
-                x = RNG.integers(-2, 1, shape).astype(np.float32) if ties else normal(*shape)
-                name = f"{mode}{' with ties' if ties else ''}{'' if count else ' inside'} {channels} {arguments}"
-                forward = Case(
-                    name, "pool.forward", {"x": x}, {"y": unknown(2, channels, p, q)}, attrs, tolerance=exact
-                )
-                yield forward
-                dy = normal(2, channels, p, q)
-                told: dict[str, dict[str, Array]] = {"": {}}
-                if mode == "max":
-                    told = {"": {"x": x, "y": forward.expected()["y"]}}
-                    if layer.can_index_winners((channels, h, w)):
-                        writes = {**forward.writes, "indices": np.full(dy.shape, 7, np.uint8)}
-                        indexed = Case(f"{name} indexed", "pool.forward", {"x": x}, writes, attrs, tolerance=exact)
-                        yield indexed
-                        found = indexed.expected()
-                        told |= {" indexed": {"indices": found["indices"]}, " masked": {**found}}
-                for (how, reads), adds in product(told.items(), (False, True)):
-                    dx = normal(*x.shape) if adds else unknown(*x.shape)
-                    accumulate = ("dx",) if adds else ()
-                    called = f"{name}{how} gradient{' added' if adds else ''}"
-                    reads = {**reads, "dy": dy}
-                    yield Case(called, "pool.backward", reads, {"dx": dx}, attrs, accumulate, tolerance=exact)
-
-
-def _nans(layer: Pool, size: tuple[int, int]) -> Iterator[Case]:
-    """NaN and infinities: a window with a NaN has no winner, one of equal infinities its first pixel."""
-    x = normal(1, 8, *size)
-    x[0, ::2, 2, 3], x[0, ::2, 2, 4], x[0, ::2, 3, 3] = np.nan, -np.nan, 0.0
-    x[0, 1::2, :4] = -np.inf
-    x[0, 3, 5:], x[0, 3, 5:, ::2] = 0.0, -0.0
-    _, p, q = layer.output_shape("pool", (x.shape[1:],))
-    attrs, y, indices = pool_attributes(layer, size), unknown(1, 8, p, q), np.full((1, 8, p, q), 7, np.uint8)
-    yield Case(f"max of a NaN {layer}", "pool.forward", {"x": x}, {"y": y}, attrs)
-    forward = Case(f"max of a NaN, indexed {layer}", "pool.forward", {"x": x}, {"y": y, "indices": indices}, attrs)
-    yield forward
-    found, dy = forward.expected(), normal(1, 8, p, q)
-    for reads in ({"x": x, "y": found["y"]}, {"indices": found["indices"]}, found):
-        name = f"gradient of a max of a NaN by {', '.join(reads)} {layer}"
-        yield Case(name, "pool.backward", {**reads, "dy": dy}, {"dx": unknown(*x.shape)}, attrs)
-
-
-def pool_attributes(layer: Pool, size: tuple[int, int]) -> dict[str, Any]:
-    """The attributes that lowering gives a pool op on images of that size."""
-    kernel = size if layer.kernel == "global" else layer.kernel
-    stride = kernel if layer.stride is None else layer.stride
-    pairs = {"kernel": kernel, "stride": stride, "padding": layer.padding}
-    listed = {key: [value] * 2 if isinstance(value, int) else list(value) for key, value in pairs.items()}
-    return {"mode": layer.mode, "count_include_pad": layer.count_include_pad, **listed}
 
 
 def _lrns() -> Iterator[Case]:
@@ -295,23 +215,37 @@ def _filters_together() -> Iterator[Case]:
 
 
 def _losses() -> Iterator[Case]:
-    for (n, k), smoothing in product(((4, 5), (3, 10), (2, 1000), (5, 257)), (0.0, 0.1)):
-        labels = RNG.integers(0, k, n).astype(np.int32)
-        x = normal(n, k, 1, 1) * 3
-        x[0, [1, 3]] = 9  # two largest scores: the first is the choice
-        labels[0] = 1
-        writes = {"probs": unknown(n, k), "loss": unknown(n), "correct": np.full(n, 7, np.uint8)}
-        attrs = {"label_smoothing": smoothing}
-        name = f"loss {n}x{k} smoothing {smoothing}"
-        forward = Case(name, "softmax_loss.forward", {"x": x, "labels": labels}, writes, attrs, tolerance=COARSE)
-        yield forward
-        probs = forward.expected()["probs"].astype(np.float32)
-        reads: dict[str, Array] = {"probs": probs, "labels": labels, "step": new_step(0.1, 0.25, 0, 0)}
-        for adds in (False, True):
-            dx = normal(n, k, 1, 1) if adds else unknown(n, k)
-            attrs, accumulate = {"label_smoothing": smoothing, "weight": 0.3}, ("dx",) if adds else ()
-            called = f"{name} gradient{' added' if adds else ''}"
-            yield Case(called, "softmax_loss.backward", reads, {"dx": dx}, attrs, accumulate, tolerance=FINE)
+    for (n, k), smoothing in product(((4, 5), (3, 10), (2, 1000), (5, 257), (37, 31), (9, 200)), (0.0, 0.1)):
+        yield from _loss(n, k, smoothing)
+    for n, k in ((2, 2049), (3, 8192), (2, 8193), (2, 20008)):  # one block a row, then several
+        yield from _loss(n, k, 0.1)
+    for n, k in ((3, 10), (2, 1000), (3, 4099), (2, 20000)):
+        yield Case(
+            f"softmax {n}x{k}", "softmax.forward", {"x": 3 * normal(n, k)}, {"y": unknown(n, k)}, tolerance=COARSE
+        )
+
+
+def _loss(n: int, k: int, smoothing: float) -> Iterator[Case]:
+    labels = RNG.integers(0, k, n).astype(np.int32)
+    x = normal(n, k) * 3
+    x[0, [1, k - 1]] = 19  # two largest scores: the first is the choice
+    labels[:2] = 1, x[1].argmax()
+    losses = {"loss": unknown(n), "correct": np.full(n, 7, np.uint8)}
+    attrs = {"label_smoothing": smoothing}
+    name = f"loss {n}x{k} smoothing {smoothing}"
+    writes = {"probs": unknown(n, k), **losses}
+    forward = Case(name, "softmax_loss.forward", {"x": x, "labels": labels}, writes, attrs, tolerance=COARSE)
+    yield forward
+    probs = forward.expected()["probs"].astype(np.float32)
+    labelled: dict[str, Array] = {"labels": labels, "step": new_step(0.1, 0.25, 0, 0)}
+    for adds in (False, True):
+        dx = normal(n, k) if adds else unknown(n, k)
+        attrs, accumulate = {"label_smoothing": smoothing, "weight": 0.3}, ("dx",) if adds else ()
+        called = f"{name} gradient{' added' if adds else ''}"
+        reads = {"probs": probs, **labelled}
+        yield Case(called, "softmax_loss.backward", reads, {"dx": dx}, attrs, accumulate, tolerance=FINE)
+        reads, writes = {"x": x.reshape(n, k, 1, 1), **labelled}, {"dx": dx, **losses}
+        yield Case(f"{called} at once", "softmax_loss.train", reads, writes, attrs, accumulate, tolerance=COARSE)
 
 
 def _updates() -> Iterator[Case]:

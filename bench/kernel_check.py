@@ -9,7 +9,7 @@ have the dtype of the machine's kernels: 16-bit ones are rounded before the call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vdnn.layers import Op
-from vdnn.layers.tensor import Shape
+from vdnn.layers.tensor import MEMORY_ORDERS, Shape
 from vdnn.runtime.backends.cpu.kernels import KERNELS
 from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, CudaKernel, workspace_bytes
@@ -39,6 +39,8 @@ LAYOUTS: Mapping[str, tuple[int, int, int, str]] = {
     "NHWC": (0, 0, 0, "NHWC"),
     "aligned channels of NHWC": (ALIGNED_CHANNELS, 4, 0, "NHWC"),
     "channels of NHWC": (1, 2, 4, "NHWC"),
+    "CHWN": (0, 0, 0, "CHWN"),
+    "channels of CHWN": (1, 2, 4, "CHWN"),
 }
 """Channels before, at least so many after, bytes that the address is off a multiple of 256, and the order in memory."""
 GAP_BYTES, ALIGN_BYTES, NAN_BYTE = 64, 256, 0xFF
@@ -81,6 +83,7 @@ class Case:
         over: argument of `writes` → argument of `reads` whose bytes it takes.
         tolerance: EXACT for equal bits with float32 on the CPU, else of the distance to float64.
         reference: where the CPU backend's kernel of that kind does more than the GPU's.
+        orders: argument → its order in memory, where not all of a call have the same.
     """
 
     name: str
@@ -92,6 +95,7 @@ class Case:
     over: Mapping[str, str] = field(default_factory=dict)
     tolerance: float = EXACT
     reference: Callable[..., None] | None = None
+    orders: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def op(self) -> Op:
@@ -131,14 +135,17 @@ class Machine(Protocol):
 
 
 def applies(case: Case, layout: str) -> bool:
-    """Whether the call exists there: images are vectors too in NCHW alone, and a transform has one of each; a stride or
-    zeros are in channels in NHWC alone."""
+    """Whether the call exists there: images are vectors too in NCHW alone, those of one pixel in NHWC as well, and a
+    transform has one of each; a stride or zeros are in channels in NHWC alone."""
+    order = LAYOUTS[layout][3]
+    if case.orders:
+        return order == "NCHW"
     batches = [v.shape for a, v in {**case.reads, **case.writes}.items() if a in BATCHED]
-    mixed = any(len(s) == 2 for s in batches) and any(len(s) == 4 and prod(s[2:]) > 1 for s in batches)
-    channels_last = LAYOUTS[layout][3] == "NHWC"
+    images = [shape for shape in batches if len(shape) == 4 and (order == "CHWN" or prod(shape[2:]) > 1)]
+    mixed = bool(images) and any(len(shape) == 2 for shape in batches)
     if "fold" in case.attrs or (case.kind in ("filter.prepare", STORE) and _differ(case)):
-        return channels_last
-    return mixed and channels_last if case.kind == TRANSFORM else not (mixed and channels_last)
+        return order == "NHWC"
+    return mixed and order != "NCHW" if case.kind == TRANSFORM else not (mixed and order != "NCHW")
 
 
 def _differ(case: Case) -> bool:
@@ -196,24 +203,37 @@ def _lay_out(case: Case, layout: str, dtype: str) -> tuple[NDArray[np.uint8], di
         before, after, offset = LAYOUTS[layout][:3] if sliced else (0, 0, 0)
         if layout.startswith("aligned channels") and before:
             after += -(before + after + array.shape[1]) % ALIGNED_CHANNELS
-        # pixels that are uploaded are NCHW in any case
-        order = LAYOUTS[layout][3] if array.ndim == 4 and (case.kind, argument) != ("input.normalize", "x") else "NCHW"
-        channel = prod(array.shape[2:]) if order == "NCHW" else 1
-        strides = [prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
+        order = _order(case, argument, layout) if array.ndim == 4 else "NCHW"
+        sizes = [*array.shape]
         if before:
-            strides[0] = (before + array.shape[1] + after) * prod(array.shape[2:])
-        if order == "NHWC":
-            step = before + array.shape[1] + after
-            strides[1:] = [1, step * array.shape[3], step]
+            sizes[1] += before + after
+        strides = _strides(sizes, order)
+        channel = strides[1] if before else 1
         start = -(-(end + GAP_BYTES) // ALIGN_BYTES) * ALIGN_BYTES
         first = start + (offset + before * channel * array.itemsize if array.dtype != np.uint8 else before * channel)
-        places[argument] = first, array.shape, tuple(strides), array.dtype, order
-        end = start + offset + (strides[0] * array.shape[0] if array.ndim else 1) * array.itemsize
+        places[argument] = first, array.shape, strides, array.dtype, order
+        end = start + offset + prod(sizes) * array.itemsize
     content = np.full(end + GAP_BYTES, NAN_BYTE, np.uint8)
     for argument, array in arrays.items():
         _view(content, places[argument])[...] = array
     places.update({written: places[read] for written, read in case.over.items()})
     return content, places
+
+
+def _order(case: Case, argument: str, layout: str) -> str:
+    """Of an argument of four dimensions; pixels that are uploaded are NCHW in any case."""
+    if (case.kind, argument) == ("input.normalize", "x"):
+        return "NCHW"
+    return case.orders.get(argument, LAYOUTS[layout][3])
+
+
+def _strides(sizes: Sequence[int], order: str) -> Shape:
+    """In elements, of a tensor without gaps."""
+    strides, step = [1] * len(sizes), 1
+    for axis in reversed(MEMORY_ORDERS[order] if len(sizes) == 4 else range(len(sizes))):
+        strides[axis] = step
+        step *= sizes[axis]
+    return tuple(strides)
 
 
 def _view(content: NDArray[np.uint8], place: _Place) -> Array:

@@ -169,6 +169,11 @@ def read_tables(name: str) -> Kept:
     path = Path(name)
     path = path / TABLES_FILE if path.is_dir() else path
     if not path.is_file():
+        if (path.parent / "study.json").is_file():
+            raise ConfigError(
+                f"'{path.parent}' holds the memory-efficiency study's tables only, which cannot be compared; expected "
+                "a folder with figures of the vDNN paper, such as 'vdnn tables fig11 --out' writes"
+            )
         raise ConfigError(f"'{path}' does not exist: expected a folder that 'vdnn tables --out' has written")
     data = _read(path, TABLES_FORMAT, EXPECTED_TABLES)
     try:

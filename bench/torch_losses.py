@@ -79,6 +79,7 @@ class Case:
         """Overrides of the packaged configuration; the data are one batch of images."""
         shared = [f"train.batch_size={self.batch}", f"data.train_images={self.batch}"]
         rest = ["data.test_images=8", "evaluate.batch_size=8", "memory.policy=none", "memory.limit=null"]
+        rest.append("memory.layout=nchw")
         return [*shared, *rest, *self.overrides]
 
 

@@ -1,10 +1,11 @@
-"""Which ReLUs are applied by the layer below them, and which sums by a batch normalisation, so that y is written once.
+"""Which layers are applied by others, so that y is written once: ReLUs and sums, and the gradient of a loss with it.
 
     graph = with_fusion(graph)      # the same network of fewer layers; those that have weights keep their names
 
 A ReLU goes into the convolution, the linear layer or the norm that it alone reads. A sum goes into a norm that it alone
 reads, if its other term is there before the norm: then that norm may stay where it is, and gradients at forks are
-summed in the same order as before. What is left stands for itself. Results are the same bits.
+summed in the same order as before. What is left stands for itself. A loss and its gradient become one op. Results are
+the same bits.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from vdnn.layers.conv import Conv
 from vdnn.layers.graph import Graph, Node
 from vdnn.layers.linear import Linear
 from vdnn.layers.relu import Relu
+from vdnn.layers.softmax_loss import SoftmaxLoss
 
 
 def with_fusion(graph: Graph) -> Graph:
-    """`graph` without the ReLUs and sums that other layers apply."""
+    """`graph` without the ReLUs and sums that other layers apply, its losses fused."""
     layers: dict[str, Layer] = {node.name: node.layer for node in graph.nodes.values()}
     inputs = {node.name: node.inputs for node in graph.nodes.values()}
     giver: dict[str, str] = {}  # a layer that is gone → the one whose output is now its own
     for node in graph.nodes.values():
         x = node.inputs[0]
-        if isinstance(node.layer, Add):
+        if isinstance(node.layer, SoftmaxLoss):
+            layers[node.name] = replace(node.layer, fused=True)
+        elif isinstance(node.layer, Add):
             found = _norm_below(graph, node)
             if found is not None:
                 name, norm, other = found

@@ -20,12 +20,11 @@ from vdnn.layers.joint import FILTERS, Joint
 from vdnn.layers.layout import with_layouts
 from vdnn.layers.op import Op, Program
 from vdnn.layers.rewrite import rewritten
-from vdnn.layers.tensor import Shape, TensorSpec
+from vdnn.layers.tensor import IMAGES, LABELS, Shape, TensorSpec
 from vdnn.layers.update import STEP, STEP_BYTES, Update, Updates
 
 __all__ = ["IMAGES", "LABELS", "MODES", "STEP", "STEP_BYTES", "Lowering", "Update", "lower"]
 
-IMAGES, LABELS = "images", "labels"
 MODES = ("train", "eval", "first", "middle", "last")
 HALF_DTYPES = ("bfloat16", "float16")
 """Of activations and their gradients; parameters, their gradients, statistics and sums stay float32 beside them."""

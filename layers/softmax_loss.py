@@ -5,7 +5,8 @@
 probs[n,k] = exp(x[n,k]) / sum exp; loss[n] = -sum over k of t[n,k] * log probs[n,k], with
 t = (1 - label_smoothing) * one_hot(label) + label_smoothing / K; evaluation does not smooth.
 Backward: dx = (probs - t) * weight * gradient_scale, where gradient_scale (in the step state) is loss scale / images in
-the whole step. `weight` is that of an auxiliary head.
+the whole step. `weight` is that of an auxiliary head. A fused head computes both in one op of the backward pass, where
+it has a gradient to write, and keeps no probs; its results are the same bits.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from vdnn.errors import ShapeError
 from vdnn.layers.base import Layer, one_input
-from vdnn.layers.lower import LABELS, STEP
-from vdnn.layers.tensor import Shape
+from vdnn.layers.tensor import LABELS, Shape
+from vdnn.layers.update import STEP
 
 if TYPE_CHECKING:
     from vdnn.layers.graph import Node
@@ -25,10 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SoftmaxLoss(Layer):
-    """The end of a network, or of one head of it."""
+    """The end of a network, or of one head of it.
+
+    Args:
+        fused: loss and gradient are one op in training, see vdnn.layers.fuse.
+    """
 
     label_smoothing: float = 0.0
     weight: float = 1.0
+    fused: bool = False
 
     kind = "softmax_loss"
 
@@ -51,21 +57,32 @@ class SoftmaxLoss(Layer):
             raise ShapeError(
                 node.name, "x", expected=f"one score for each of {low.graph.classes} classes", got=str(classes)
             )
-        writes = {
-            "probs": low.tensor(f"{node.name}.probs", "act", (low.batch, classes), dtype=low.parameter_dtype),
+        results = {
             "loss": low.tensor(f"{node.name}.loss", "loss", (low.batch,)),
             "correct": low.tensor(f"{node.name}.correct", "loss", (low.batch,), dtype="uint8"),
         }
-        low.fetches.extend((writes["loss"], writes["correct"]))
+        low.fetches.extend(results.values())
+        if self._is_one_op(low, node):
+            return
+        probs = low.tensor(f"{node.name}.probs", "act", (low.batch, classes), dtype=low.parameter_dtype)
         reads = {"x": low.value(x), "labels": LABELS}
         smoothing = self.label_smoothing if low.training else 0.0  # a measure of the network, not of the method
-        low.emit(node, "softmax_loss.forward", reads, writes, attrs={"label_smoothing": smoothing})
+        low.emit(node, "softmax_loss.forward", reads, {"probs": probs, **results}, attrs={"label_smoothing": smoothing})
 
     def backward(self, low: Lowering, node: Node) -> None:
         x = node.inputs[0]
-        if low.requires_grad(x):
-            dx, adds = low.contribute(x)
+        if not low.requires_grad(x):
+            return
+        dx, adds = low.contribute(x)
+        attrs = {"label_smoothing": self.label_smoothing, "weight": self.weight}
+        accumulate = ("dx",) if adds else ()
+        if self._is_one_op(low, node):
+            reads = {"x": low.value(x), "labels": LABELS, "step": STEP}
+            writes = {"dx": dx, "loss": f"{node.name}.loss", "correct": f"{node.name}.correct"}
+            low.emit(node, "softmax_loss.train", reads, writes, attrs=attrs, accumulate=accumulate)
+        else:
             reads = {"probs": f"{node.name}.probs", "labels": LABELS, "step": STEP}
-            attrs = {"label_smoothing": self.label_smoothing, "weight": self.weight}
-            accumulate = ("dx",) if adds else ()
             low.emit(node, "softmax_loss.backward", reads, {"dx": dx}, attrs=attrs, accumulate=accumulate)
+
+    def _is_one_op(self, low: Lowering, node: Node) -> bool:
+        return self.fused and low.training and low.requires_grad(node.inputs[0])

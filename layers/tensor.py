@@ -13,6 +13,8 @@ from math import prod
 
 Shape = tuple[int, ...]
 
+IMAGES, LABELS = "images", "labels"
+"""Tensors of a Program that the host writes before every run."""
 ROLES = ("input", "label", "act", "grad", "weight", "wgrad", "state", "loss", "aux")
 MEMORY_ORDERS = {"NCHW": (0, 1, 2, 3), "NHWC": (0, 2, 3, 1), "CHWN": (1, 2, 3, 0)}
 """Layout → the dimensions (N, C, H, W), or (K, C, R, S) of filters, from the farthest apart in memory to neighbours."""

@@ -45,10 +45,15 @@ class LayoutTimes:
     Args:
         layers: by layout, the time of each layer in a network that has this layout everywhere.
         transforms: of a tensor from one layout to another, gradient included: by (tensor, from, to).
+        bounds: (layer, layout) whose time is none that was found, but one that it cannot be below.
+        source: where the times are from, in words. measured: whether they are of the machine, no estimates.
     """
 
     layers: Mapping[str, Mapping[str, float]]
     transforms: Mapping[tuple[str, str, str], float]
+    bounds: frozenset[tuple[str, str]] = frozenset()
+    source: str = ""
+    measured: bool = True
 
 
 def study_layouts(graph: Graph, batch: int, rule: Rule) -> dict[str, LayoutChoice]:
@@ -89,7 +94,7 @@ def quickest_layouts(graph: Graph, times: LayoutTimes) -> dict[str, LayoutChoice
     """
     names = [graph.input, *(node.name for node in graph.nodes.values() if len(node.shape) == 3)]
     chosen = least(names, LAYOUTS, _factors(graph, names, times))
-    return {name: LayoutChoice(chosen[name], _why(graph, name, chosen, times)) for name in names}
+    return {name: LayoutChoice(chosen[name], why(graph, name, chosen, times)) for name in names}
 
 
 def step_ms(graph: Graph, chosen: Mapping[str, str], times: LayoutTimes) -> float:
@@ -126,14 +131,16 @@ def _moves(name: str, readers: tuple[str, ...], times: LayoutTimes) -> Factor:
     return Factor((name, *readers), costs)
 
 
-def _why(graph: Graph, name: str, chosen: Mapping[str, str], times: LayoutTimes) -> str:
+def why(graph: Graph, name: str, chosen: Mapping[str, str], times: LayoutTimes, alone: bool = False) -> str:
+    """The reason for the layout of a layer, in words; with `alone` its own times only, without its neighbours."""
     own = {layout: times.layers[layout].get(name, 0.0) for layout in LAYOUTS}
     layout = chosen[name]
-    words = ", ".join(f"{own[other]:.3f} in {other}" for other in LAYOUTS if other != layout)
+    least_of = {other: "at least " if (name, other) in times.bounds else "" for other in LAYOUTS}
+    words = ", ".join(f"{least_of[other]}{own[other]:.3f} in {other}" for other in LAYOUTS if other != layout)
     best = min(own.values())
     if best == max(own.values()):
-        return "the same time in every layout"
-    if own[layout] <= best:
+        return "the same time in every layout" if times.measured else "not measured; the same estimate in every layout"
+    if own[layout] <= best or alone:
         return f"{own[layout]:.3f} ms; {words}"
     node = graph.nodes.get(name)
     beside = [t for t in (*(node.inputs if node is not None else ()), *graph.consumers[name]) if t in chosen]

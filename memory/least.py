@@ -39,18 +39,33 @@ def least(variables: Sequence[str], values: Sequence[str], factors: Sequence[Fac
     Args:
         factors: over `variables` without repeats in a scope; each has a cost for every combination of `values`.
     """
-    left, pool = list(variables), list(factors)
+    left = dict.fromkeys(variables)
     decided: list[tuple[str, tuple[str, ...], dict[tuple[str, ...], str]]] = []
     fixed: dict[str, str] = {}
+    knowing: dict[str, list[Factor]] = {v: [] for v in variables}
+    for factor in factors:
+        for v in factor.scope:
+            knowing[v].append(factor)
+    near = {v: _neighbours(v, knowing[v]) for v in variables}
+
+    def exchange(old: Sequence[Factor], new: Sequence[Factor]) -> None:
+        """Other factors in place of some, and the neighbours of all who knew them."""
+        gone = set(map(id, old))
+        touched = dict.fromkeys(v for f in (*old, *new) for v in f.scope)
+        for v in touched:
+            knowing[v] = [f for f in knowing[v] if id(f) not in gone] + [f for f in new if v in f.scope]
+        for v in touched:
+            near[v] = _neighbours(v, knowing[v])
+
     while left:
-        variable, scope = min(((v, _neighbours(v, pool)) for v in left), key=lambda pair: len(pair[1]))
+        variable = min(left, key=lambda v: len(near[v]))
+        scope, joined = near[variable], knowing[variable]
         if len(scope) >= MOST_JOINED:
-            widest = max(left, key=lambda v: len(_neighbours(v, pool)))
-            fixed[widest] = _cheapest(widest, values, pool)
-            pool = [f.fixed(widest, fixed[widest]) if widest in f.scope else f for f in pool]
-            left.remove(widest)
+            widest = max(left, key=lambda v: len(near[v]))
+            fixed[widest] = _cheapest(widest, values, knowing[widest])
+            exchange(knowing[widest], [f.fixed(widest, fixed[widest]) for f in knowing[widest]])
+            del left[widest]
             continue
-        joined = [f for f in pool if variable in f.scope]
         best: dict[tuple[str, ...], str] = {}
         costs: dict[tuple[str, ...], float] = {}
         for combination in product(values, repeat=len(scope)):
@@ -62,8 +77,8 @@ def least(variables: Sequence[str], values: Sequence[str], factors: Sequence[Fac
             best[combination] = min(sums, key=sums.__getitem__)
             costs[combination] = sums[best[combination]]
         decided.append((variable, scope, best))
-        pool = [f for f in pool if variable not in f.scope] + [Factor(scope, costs)]
-        left.remove(variable)
+        exchange(joined, [Factor(scope, costs)])
+        del left[variable]
     found = dict(fixed)
     for variable, scope, best in reversed(decided):
         found[variable] = best[tuple(found[v] for v in scope)]

@@ -216,14 +216,22 @@ def make_report(plan: Plan, program: Program, decisions: Decisions, costs: CostT
     )
 
 
+def count_transforms(program: Program) -> str:
+    """In words how many times a step moves images or gradients to another layout."""
+    moves = [op for op in program.ops if op.kind == "layout.transform"]
+    forward = sum(op.phase == "forward" for op in moves)
+    words = f"{len(moves)} transform{'' if len(moves) == 1 else 's'}"
+    return f"{words} ({forward} forward, {len(moves) - forward} backward)" if moves else words
+
+
 def _layout_note(program: Program, decisions: Decisions) -> tuple[str, ...]:
     """A sentence where layers have layouts of their own."""
     if not decisions.layouts:
         return ()
     counts = Counter(choice.layout for choice in decisions.layouts.values())
-    moves = sum(op.kind == "layout.transform" for op in program.ops)
+    moves = count_transforms(program)
     layers = ", ".join(f"{count} in {layout}" for layout, count in sorted(counts.items()))
-    return (f"layouts of layers: {layers}, {moves} transforms ('vdnn layouts explain' says why)",)
+    return (f"layouts of layers: {layers}, {moves} ('vdnn layouts explain' says why)",)
 
 
 def _at_peak(

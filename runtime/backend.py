@@ -10,7 +10,7 @@ Everything is asynchronous on the named stream ("compute", "out", "in") until `s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ class Caps:
         reserve_bytes: what the process holds on the device besides the slab: context, libraries, kernels.
         precision: "fp32", "tf32", "bf16" or "fp16": what operands of products round to, which is not always what was
             asked for.
+        facts: what measured times depend on: gpu, driver, cudnn.
+        memory_gbps, fp32_gflops: 10^9 bytes and fp32 operations a second that it cannot exceed; 0 where nobody knows.
     """
 
     name: str
@@ -52,6 +54,9 @@ class Caps:
     poisons: bool = False
     reserve_bytes: int = 0
     precision: str = "fp32"
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    memory_gbps: float = 0.0
+    fp32_gflops: float = 0.0
 
 
 def check_stage(offset: int, nbytes: int, stage_bytes: int) -> None:

@@ -55,6 +55,12 @@ def _bytes(value: Any) -> int:
 MOST_COUNT, MOST_NUMBER, MOST_RATE, MOST_BYTES = 10**12, 1e6, 1e38, 2**60
 """Beyond these a number is a slip of the hand; up to them nothing overflows. Rates must fit into float32."""
 
+
+def _lower(value: object) -> object:
+    """NCHW is nchw, as layouts are written elsewhere."""
+    return value.lower() if isinstance(value, str) else value
+
+
 Whole = Annotated[int, Strict(), BeforeValidator(_whole)]
 Bytes = Annotated[
     int, BeforeValidator(_bytes), Field(le=MOST_BYTES), PlainSerializer(_plain_bytes, when_used="json-unless-none")
@@ -85,8 +91,11 @@ PRECISIONS: Mapping[str, tuple[str, int]] = {
 tensor-core kernels take; 1 where none is used."""
 
 
+AUTO_LAYOUT = "as shortest on cuda, nchw on cpu, on simulated nchw in fp32 and nhwc in tf32, bf16, fp16"
+"""What memory.layout auto is, in words: every help text and the packaged configurations have these."""
 LAYOUT_POLICIES = ("study", "shortest")
-"""Values of memory.layout that give each layer a layout of its own (see vdnn.memory.layout)."""
+"""Values of memory.layout that give each layer a layout of its own on every device (see vdnn.memory.layout); "auto" is
+"shortest" on a GPU."""
 
 
 class NetworkConfig(Section):
@@ -218,7 +227,7 @@ class MemoryConfig(Section):
     pool_indices: bool = Field(default=True, description="true or false")
     fuse: bool = Field(default=True, description="true or false")
     update: Literal["auto", "layer", "together"] = Field(default="auto", description="auto, layer or together")
-    layout: Literal["auto", "nchw", "nhwc", "chwn", "study", "shortest"] = Field(
+    layout: Annotated[Literal["auto", "nchw", "nhwc", "chwn", "study", "shortest"], BeforeValidator(_lower)] = Field(
         default="auto", description="auto, nchw, nhwc, chwn, study or shortest"
     )
     layout_channels: Whole | None = Field(default=None, ge=1, le=MOST_COUNT, description=f"{_COUNT}, or null")
@@ -311,21 +320,34 @@ class Config(Section):
         """Of activations and their gradients; all else is float32."""
         return PRECISIONS[self.precision][0]
 
+    def layout_policy_on(self, device: str) -> str | None:
+        """How layers get layouts of their own on "cpu", "cuda" or "simulated": "study", "shortest", or not at all.
+
+        The algorithms and the search of the vDNN paper are those of one layout.
+        """
+        if self.memory.layout in LAYOUT_POLICIES:
+            return self.memory.layout
+        paper = self.memory.candidates == "named" or self.memory.paper_search
+        return "shortest" if self.memory.layout == "auto" and device == "cuda" and not paper else None
+
     def layout_on(self, device: str) -> str:
         """ "NCHW", "NHWC" or "CHWN", of images and filters on "cpu", "cuda" or "simulated"; where layers get their own,
         of what has none.
 
-        By itself a GPU gets NHWC where its tensor cores are used, for they read it as it lies; the cpu has none.
+        A simulated GPU gets NHWC by itself where tensor cores are used, for they read it as it lies; the cpu has none.
         """
-        if self.memory.layout in LAYOUT_POLICIES:
-            return "NCHW"
-        if self.memory.layout != "auto":
+        policy = self.layout_policy_on(device)
+        if policy is None and self.memory.layout != "auto":
             return self.memory.layout.upper()
+        if policy == "study" or (policy is not None and device != "cuda"):
+            return "NCHW"
         return "NCHW" if self.precision == "fp32" or device == "cpu" else "NHWC"
 
     def pad_channels_on(self, device: str) -> int:
-        """What the channels of the images are rounded up to a multiple of on `device` (see vdnn.layers.lower)."""
-        return PRECISIONS[self.precision][1] if self.layout_on(device) == "NHWC" else 1
+        """What the channels of the images are rounded up to a multiple of on `device`, in NHWC (see
+        vdnn.layers.lower)."""
+        may = self.layout_on(device) == "NHWC" or (device == "cuda" and self.layout_policy_on(device) == "shortest")
+        return PRECISIONS[self.precision][1] if may else 1
 
     def dump(self) -> str:
         """All keys as YAML; `load_config` reads an equal Config from it."""

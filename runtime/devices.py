@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vdnn.errors import BackendUnavailable, ConfigError
+from vdnn.errors import BackendUnavailable
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.backends.cpu import CpuBackend
 from vdnn.runtime.backends.cuda.backend import CudaBackend
@@ -18,8 +18,6 @@ from vdnn.runtime.backends.simulated import SimulatedBackend
 from vdnn.runtime.profile import load_profile
 
 DEFAULT_PROFILE = "h200"
-CUDA_LAYOUTS = ("NCHW", "NHWC")
-"""Those that cuDNN and the kernels of the cuda backend know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +63,10 @@ def open_device(
         poison, copy_repeats, order: debug options; copies are repeated on a GPU, an order of streams is for the cpu.
         precision: of what is stored and multiplied; Caps.precision says what came of it.
         candidates: "all", or "named" for cuDNN's named algorithms only, on a GPU.
-        layout: of the programs to come if they are for a GPU, one of CUDA_LAYOUTS: its algorithms are kept under it.
+        layout: under which a GPU keeps what it measures of ops that have no images.
         progress: told in words what takes long.
     """
     described = load_profile(profile or DEFAULT_PROFILE)  # a wrong name is an error on every device
-    if device == "cuda":
-        _check_layout(layout)
     if device == "simulated":
         return SimulatedBackend(described), "simulated was asked for"
     if device == "cpu":
@@ -78,7 +74,6 @@ def open_device(
     driver = find_driver()
     finding = driver.finding
     if driver.gpus:
-        _check_layout(layout)
         try:
             backend = CudaBackend(
                 memory_limit,
@@ -98,11 +93,3 @@ def open_device(
             "--profile h200 to see what a GPU would do"
         )
     return CpuBackend(poison, order, precision), f"auto: {finding}"
-
-
-def _check_layout(layout: str) -> None:
-    if layout not in CUDA_LAYOUTS:
-        raise ConfigError(
-            f"memory.layout {layout.lower()} has no kernels on device cuda yet; use --layout nchw or nhwc there, or "
-            "--device cpu"
-        )

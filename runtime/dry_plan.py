@@ -20,8 +20,8 @@ from vdnn.memory.policy import MEMORY_OPTIMAL, POLICIES, Budget, make_plan, smal
 from vdnn.memory.report import Report
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.config import Config
-from vdnn.runtime.layouts import choose_layouts
-from vdnn.runtime.planset import Planned, PlanSet, build_plans, step_parts
+from vdnn.runtime.layouts import plan_layouts
+from vdnn.runtime.planset import Planned, PlanSet, step_parts
 from vdnn.runtime.prepare import backend_costs, make_recipe
 from vdnn.units import exact_bytes, format_bytes
 
@@ -77,8 +77,9 @@ def plan_run(
         return backend_costs(backend, program, config.deterministic)
 
     recipe = make_recipe(config, device=backend.caps.name)
-    recipe = replace(recipe, layouts=choose_layouts(config, graph, keys, costs_of, recipe, backend, progress=progress))
-    plans = build_plans(graph, keys, costs_of, config.memory.policy, budget, recipe, instead=refused_plan)
+    plans = plan_layouts(
+        config, graph, keys, costs_of, recipe, backend, budget, instead=refused_plan, progress=progress
+    )
     return DryRun(plans, [plans[key] for key in step], plans[evaluation])
 
 

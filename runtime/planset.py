@@ -15,6 +15,7 @@ from vdnn.errors import BudgetError
 from vdnn.layers.graph import Graph
 from vdnn.layers.lower import Update, lower
 from vdnn.layers.op import Program
+from vdnn.layers.tensor import MEMORY_ORDERS
 from vdnn.memory.costs import Candidate, CostTable, Division, Part
 from vdnn.memory.decisions import Decisions, LayoutChoice
 from vdnn.memory.passes import BY_IMAGE, apply_decisions, batch_of
@@ -109,6 +110,13 @@ def plan_name(key: Key, layout: str, dtype: str = "float32") -> str:
     "train/64/NHWC", "train/64/NHWC/bfloat16"."""
     unusual = [word for word, usual in ((layout, "NCHW"), (dtype, "float32")) if word != usual]
     return "/".join((key[0], str(key[1]), *unusual))
+
+
+def layout_of_plan(name: str, dtype: str) -> str | None:
+    """The layout in the name of a plan of this dtype; None if the name is not of such a plan, or of mixed layouts."""
+    parts = name.split("/")
+    layouts = (layout for layout in MEMORY_ORDERS if len(parts) > 1 and parts[1].isdigit())
+    return next((one for one in layouts if plan_name((parts[0], int(parts[1])), one, dtype) == name), None)
 
 
 def largest(refusals: Sequence[BudgetError]) -> BudgetError | None:

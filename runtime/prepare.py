@@ -27,9 +27,9 @@ from vdnn.runtime.backend import Backend
 from vdnn.runtime.config import Config
 from vdnn.runtime.data import Source, open_source, steps_per_epoch
 from vdnn.runtime.devices import open_device
-from vdnn.runtime.layouts import check_layout, choose_layouts
+from vdnn.runtime.layouts import plan_layouts
 from vdnn.runtime.optim import total_steps
-from vdnn.runtime.planset import Algorithms, Key, PlanSet, Recipe, build_plans, slice_sizes, step_parts
+from vdnn.runtime.planset import Algorithms, Key, PlanSet, Recipe, slice_sizes, step_parts
 from vdnn.units import format_bytes
 
 GUARD_BYTES = 256
@@ -152,7 +152,6 @@ def make_recipe(config: Config, source: Source | None = None, device: str = "cud
 
     Layouts of single layers are not in it yet (see vdnn.runtime.layouts).
     """
-    check_layout(config, device)
     optimizer = config.optimizer
     update = Update(optimizer.momentum, optimizer.nesterov, optimizer.weight_decay, optimizer.decay_bias_and_norm)
     mean, std = (source.mean, source.std) if source is not None else (None, None)
@@ -206,7 +205,6 @@ def prepare(
     """
     graph = graph or build(config.network.name, **config.network.options)
     source = open_source(config.data, graph.input_shape, graph.classes, config.train.seed)
-    check_layout(config, config.device)
     order = tuple(config.debug.stream_order) if config.debug.stream_order else None
     backend, reason = open_device(
         config.device,
@@ -235,7 +233,5 @@ def prepare(
         return backend_costs(backend, program, config.deterministic)
 
     recipe = make_recipe(config, source, backend.caps.name)
-    layouts = choose_layouts(config, graph, steps.keys(), costs_of, recipe, backend, recorded, progress)
-    recipe = replace(recipe, layouts=layouts)
-    plans = build_plans(graph, steps.keys(), costs_of, config.memory.policy, budget, recipe, recorded)
+    plans = plan_layouts(config, graph, steps.keys(), costs_of, recipe, backend, budget, recorded, progress=progress)
     return Prepared(config, graph, source, backend, reason, budget, steps, plans)

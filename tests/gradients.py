@@ -54,6 +54,7 @@ def differences(run: Run, weight: Array) -> Array:
         for moved in (kept + STEP, kept - STEP):
             weight[index] = moved
             run.run("forward")
+            run.run_heads()
             losses.append(run.loss())
         weight[index] = kept
         gradient[index] = (losses[0] - losses[1]) / (2 * STEP)

@@ -67,7 +67,7 @@ class Run:
                 self.storages[name][...] = initial(name, spec.shape, rng)
         self.storages.update(shared or {})
         images, labels = self.storages["images"], self.storages["labels"]
-        classes = max(t.shape[1] for name, t in program.tensors.items() if name.endswith("probs"))
+        classes = max(prod(program.tensors[op.reads["x"]].shape[1:]) for op in self._heads())
         images[...] = rng.integers(0, 256, images.shape)
         labels[...] = rng.integers(0, classes, labels.shape)
         self.storages["step"][...] = new_step(0.125, 1 / (images_in_step or program.batch), 5, 2**40 + 77, sample)
@@ -87,11 +87,20 @@ class Run:
         """Run one op."""
         run_rounded(KERNELS[op.kind], op, arrays)
 
+    def run_heads(self) -> None:
+        """The losses of fused heads, which are ops of the backward pass; nothing else changes."""
+        for op, arrays in self.ops:
+            if op.kind == "softmax_loss.train":
+                self.launch(op, {**arrays, "dx": arrays["dx"].copy()})
+
     def loss(self) -> float:
-        """Mean over images of the sum of all heads, each by its weight."""
-        heads = [op for op in self.program.ops if op.kind == "softmax_loss.forward"]
-        weights = {op.layer: op.attrs["weight"] for op in self.program.ops if op.kind == "softmax_loss.backward"}
-        return float(sum(weights[op.layer] * self.values[op.writes["loss"]].mean() for op in heads))
+        """Mean over images of the sum of all heads, each by its weight; `run_heads` first where they are fused."""
+        weights = {op.layer: op.attrs["weight"] for op in self.program.ops if "weight" in op.attrs}
+        return float(sum(weights.get(op.layer, 1.0) * self.values[op.writes["loss"]].mean() for op in self._heads()))
+
+    def _heads(self) -> list[Op]:
+        found = [op for op in self.program.ops if op.kind in ("softmax_loss.forward", "softmax_loss.train")]
+        return sorted(found, key=lambda op: op.layer)  # so that their losses are added in one order
 
     def _view(self, name: str) -> Array:
         spec = self.program.tensors[name]

@@ -228,6 +228,8 @@ def test_a_stored_table_is_taken_by_precision_and_layout(capsys, no_gpu, monkeyp
     assert [study["modelled"] for study in json.loads(both.out)["studies"]] == [True, False]
     unknown = run(capsys, "lenet", "-b", 8, "--layouts", "nhwc").err
     assert "no stored table knows lenet at batch size 8 in fp32 and NHWC" in unknown
+    unknown = run(capsys, "lenet", "-b", 8, "--layouts", "chwn").err
+    assert "no stored table knows lenet at batch size 8 in fp32 and CHWN" in unknown
 
 
 def test_what_is_shown_in_place_of_what_was_asked_for_is_in_the_heading_and_in_json(capsys, no_gpu):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from vdnn.layers import Op
@@ -36,6 +38,32 @@ def test_small_products_get_one_thread_and_large_ones_all(libraries):
     assert [library.calls for library in libraries] == [[1, 4, 1], [1, 2, 1]]
     threads.restore()
     assert [library.calls[-1] for library in libraries] == [4, 2]
+
+
+def test_every_stream_sets_the_threads_of_the_real_library(monkeypatch):
+    """Streams end and begin with every open; in between the main thread gives the threads back."""
+    threads = BlasThreads()
+    if not threads._libraries:
+        pytest.skip("NumPy has no BLAS whose threads can be set")
+    monkeypatch.setattr(threads, "_most", [2] * len(threads._libraries))
+    before = [library.get_num_threads() for library in threads._libraries]
+    seen = []
+
+    def stream():
+        for operations in (SMALL, 2 * SMALL, SMALL):
+            threads.use(operations)
+            seen.append(threads._libraries[0].get_num_threads())
+
+    try:
+        for _ in range(3):
+            thread = threading.Thread(target=stream)
+            thread.start()
+            thread.join()
+            threads.restore()
+    finally:
+        for library, count in zip(threads._libraries, before, strict=True):
+            library.set_num_threads(count)
+    assert seen == [1, 2, 1] * 3
 
 
 def test_operations_of_a_product():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vdnn.runtime.backends.cuda.source import FILES, OPTIONS, STORAGE, signatures, source
+from vdnn.runtime.backends.cuda.source import MODULES, OPTIONS, STORAGE, signatures, source
 
 COMPILED = (("sm_75", "float16"), ("sm_80", "bfloat16"), *(("sm_90", dtype) for dtype in STORAGE))
 """Every storage of activations, and every path that an architecture takes; but for the integers by which bfloat16 is
@@ -47,17 +47,18 @@ def compiled(text: str, *options: str) -> tuple[bytes, str]:
     return cubin.raw, log.value.decode()
 
 
+@pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize(("architecture", "dtype"), COMPILED)
-def test_every_kernel_compiles_without_a_word(architecture: str, dtype: str) -> None:
-    cubin, log = compiled(source(dtype), *OPTIONS, *FROM_CUPY, f"-arch={architecture}")
+def test_every_kernel_compiles_without_a_word(architecture: str, dtype: str, module: str) -> None:
+    cubin, log = compiled(source(dtype, module), *OPTIONS, *FROM_CUPY, f"-arch={architecture}")
     assert log.strip() == ""
-    for name in signatures(source()):
+    for name in signatures(source(module=module)):
         assert f".text.{name}\0".encode() in cubin
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_mistake_is_shown_with_its_file(name: str) -> None:
-    wrong = source().replace(f'#line 1 "{name}"\n', f'#line 1 "{name}"\nint mistake = ;\n')
+@pytest.mark.parametrize(("module", "name"), [(m, name) for m in MODULES for name in MODULES[m]])
+def test_a_mistake_is_shown_with_its_file(module: str, name: str) -> None:
+    wrong = source(module=module).replace(f'#line 1 "{name}"\n', f'#line 1 "{name}"\nint mistake = ;\n')
     cubin, log = compiled(wrong, *OPTIONS, *FROM_CUPY, "-arch=sm_90", "-fdevice-syntax-only")
     assert not cubin
     assert f"{name}(1): error" in log

@@ -17,14 +17,14 @@ from host_cupy import HostCupy
 from vdnn.bench import gpu_kernels
 from vdnn.bench.gpu_kernels import Load, loads, measure
 from vdnn.bench.kernel_cases import all_cases, normal
-from vdnn.bench.kernel_check import Case
+from vdnn.bench.kernel_check import LAYOUTS, Case
 from vdnn.errors import VdnnError
 from vdnn.layers import Op
 from vdnn.runtime.backends.cuda import debug
 from vdnn.runtime.backends.cuda.array import DeviceArray, contiguous
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, KernelSet, workspace_bytes
 from vdnn.runtime.backends.cuda.launch import INDEX_LIMIT, THREADS, Channels, Rows
-from vdnn.runtime.backends.cuda.source import FILES, OPTIONS, convert, signatures, source
+from vdnn.runtime.backends.cuda.source import MODULES, OPTIONS, convert, signatures, source
 from vdnn.runtime.step import new_step
 
 
@@ -113,9 +113,10 @@ def test_the_study_of_kernels_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(gpu_kernels, "COPIED", shape)
     assert gpu_kernels.main(["float32"]) == 1
     result = json.loads((tmp_path / "gpu_kernels.json").read_text())["dtypes"]["float32"]
-    assert (result["calls"], len(result["failures"]), result["unequal"]) == (18, 7, 0)
-    assert all("wrong" in text for text in result["failures"][:6])
-    assert result["failures"][6] == "relu.sideways, unknown: KeyError: 'relu.sideways'"
+    count = len(LAYOUTS)
+    assert (result["calls"], len(result["failures"]), result["unequal"]) == (3 * count, count + 1, 0)
+    assert all("wrong" in text for text in result["failures"][:count])
+    assert result["failures"][count] == "relu.sideways, unknown: KeyError: 'relu.sideways'"
     assert [(row["name"], row["nbytes"], row["gbps"] > 0) for row in result["bandwidth"]] == [
         ("relu", 2 * 4 * 384, True),
         ("max gradient", 4 * (2 * 384 + 2 * 96), True),
@@ -198,7 +199,9 @@ def test_arguments_are_converted_to_what_the_kernel_declares() -> None:
 
 def test_every_cuda_file_is_compiled() -> None:
     folder = Path(debug.__file__).parent
-    assert sorted(FILES) == sorted(path.name for path in folder.iterdir() if path.suffix in (".cu", ".cuh"))
+    assert sorted({name for names in MODULES.values() for name in names}) == sorted(
+        path.name for path in folder.iterdir() if path.suffix in (".cu", ".cuh")
+    )
 
 
 @pytest.mark.parametrize("shape", [(64, 3, 224, 224), (1, 1, 1, 1), (5, 2048, 7, 7), (2, 1, 64, 66), (128, 25088)])

@@ -37,6 +37,7 @@ from vdnn.runtime.backends.cuda.cudnn_backend import Attribute, DeviceProperties
 from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvProblem
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS
 from vdnn.runtime.backends.cuda.launch import Channels, Rows, rows_of
+from vdnn.runtime.backends.cuda.measures import Measures
 from vdnn.runtime.backends.cuda.op_costs import OpCosts
 from vdnn.runtime.backends.cuda.op_times import OpTimes
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, unplaced_problem
@@ -76,6 +77,25 @@ def test_pixels_are_rows_and_long_where_nothing_lies_between_them() -> None:
     assert sums.args == (8, 1, 30, 1, 30, -4)
 
 
+def test_chwn_is_one_image_of_channels_or_images_of_n_channels() -> None:
+    n, c, h, w = 4, 3, 2, 5
+    memory = np.arange(n * c * h * w, dtype=np.float32).reshape(c, h, w, n)
+    batch = contiguous(memory.ctypes.data, (n, c, h, w), "float32", "CHWN")
+    assert batch.strides == (1, h * w * n, w * n, n)
+    assert (batch.is_images_last, batch.is_channels_last) == (True, False)
+    one, images = batch.one_image(), batch.channel_images()
+    assert (_numpy(one)[0, :, :, 0] == memory.reshape(c, -1)).all()
+    assert (images.is_channels_last, images.shape, images.pixel_stride) == (True, (c, n, h, w), n)
+    assert (_numpy(images) == memory.transpose(0, 3, 1, 2)).all()
+    second = DeviceArray(batch.ptr + 4 * h * w * n, (n, 2, h, w), batch.strides, "float32", 8 * h * w * n, "CHWN")
+    op = Op("the-op", "relu.forward", "the-layer", "forward", {}, {})
+    (rows,) = rows_of(op, {"x": second}, "x")  # some channels lie without gaps
+    assert (_numpy(rows).reshape(2, -1) == memory[1:].reshape(2, -1)).all()
+    assert Rows.of(rows) == Rows(1, 2 * h * w * n, 4)
+    assert Channels.of(rows).args[:3] == (2, h * w * n, h * w * n)
+    assert not contiguous(0, (4, 3)).is_images_last
+
+
 class Refusing:
     """Kernels of which none may be launched."""
 
@@ -90,8 +110,10 @@ def test_two_layouts_in_one_call_are_refused() -> None:
     arrays = {"x": contiguous(0, (2, 8, 3, 5)), "y": nhwc(0, (2, 8, 3, 5)), "step": contiguous(0, (64,), "uint8")}
     with pytest.raises(VdnnError, match=r"op 'the-op' .*: expected batches of one layout, got NCHW and NHWC"):
         CUDA_KERNELS["dropout.forward"](op, arrays, Refusing(), None)
-    with pytest.raises(VdnnError, match=r"'the-op' .*: expected x or y in NHWC"):
-        CUDA_KERNELS["layout.transform"](op, {"x": arrays["x"], "y": arrays["x"]}, Refusing(), None)
+    arrays["y"] = contiguous(0, (2, 8, 3, 5), "float32", "CHWN")
+    for kind in ("dropout.forward", "relu.forward", "lrn.forward", "copy.forward"):
+        with pytest.raises(VdnnError, match=r"op 'the-op' .*: expected batches of one layout, got NCHW and CHWN"):
+            CUDA_KERNELS[kind](op, arrays, Refusing(), None)
     wrong = DeviceArray(0, (2, 8, 3, 5), (120, 15, 5, 1), "float32", 960, "NHWC")
     with pytest.raises(VdnnError, match=r"tensor 'x': expected float32 whose images .*got float32 NHWC with strides"):
         rows_of(op, {"x": wrong}, "x")
@@ -206,14 +228,17 @@ def test_what_writes_over_the_channels_of_others_is_left_out(device: Any) -> Non
 # ---- weights come and go
 
 
-def test_filters_are_written_and_read_in_logical_order(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("layout", "order"), [("NHWC", (0, 2, 3, 1)), ("CHWN", (1, 2, 3, 0))])
+def test_filters_are_written_and_read_in_logical_order(
+    monkeypatch: pytest.MonkeyPatch, layout: str, order: tuple[int, ...]
+) -> None:
     graph = build("lenet")
 
     def costs(program: Any) -> CostTable:
         table = {op.name: (Candidate("default", 1.0),) for op in program.ops}
         return CostTable(table, CopyRates(1.0, 1.0, 1.0, 1.0), "made up")
 
-    recipe = Recipe(Update(momentum=0.9), layout="NHWC")
+    recipe = Recipe(Update(momentum=0.9), layout=layout)
     plans = build_plans(graph, [("train", 2)], costs, "none", Budget(), recipe)
     plan = plans["train", 2].plan
     backend = LateCuda(plan, ("compute", "out", "in"), monkeypatch)
@@ -227,8 +252,19 @@ def test_filters_are_written_and_read_in_logical_order(monkeypatch: pytest.Monke
     filters = weights["conv2.weight"]
     spec, slab = kept.specs["conv2.weight"], backend._rooms[0]
     found = slab[plan.persistent["conv2.weight"] :][: filters.nbytes].view(np.float32)
-    assert spec.layout == "NHWC"
-    assert (found == filters.transpose(0, 2, 3, 1).ravel()).all()
+    assert spec.layout == layout
+    assert (found == filters.transpose(order).ravel()).all()
+
+
+def test_some_images_of_a_batch_in_chwn_are_not_read_as_a_whole() -> None:
+    some = DeviceArray(0, (2, 3, 4, 4), (1, 80, 20, 5), "float32", 384, "CHWN")  # two images of five
+    with pytest.raises(PlanError, match="expected all images of a tensor in CHWN, got"):
+        object.__new__(CudaBackend).read(some)
+    op = Op("the-op", "relu.forward", "the-layer", "forward", {}, {})
+    with pytest.raises(
+        VdnnError, match=r"or without any in CHWN order, got float32 CHWN with strides \(1, 80, 20, 5\)"
+    ):
+        rows_of(op, {"x": some}, "x")
 
 
 def test_some_channels_of_a_batch_in_nhwc_are_not_read_as_a_whole() -> None:
@@ -271,7 +307,7 @@ def costs_on_host(program: Program) -> CostTable:
     cuda, cpu = object.__new__(CudaBackend), CpuBackend()
     # with no memory for measurements every time is an estimate
     times = OpTimes(cuda.launch, None, 0, SimpleNamespace(ops={}), 1000.0)  # type: ignore[arg-type]
-    cuda.costs = OpCosts(None, times, "NHWC")  # type: ignore[arg-type]
+    cuda.costs = OpCosts(lambda layout: Measures(None, times), "NHWC")  # type: ignore[arg-type]
     table = {op.name: (cpu if op.kind in CONV_KINDS else cuda).candidates(op, program) for op in program.ops}
     return CostTable(table, CopyRates(1.0, 1.0, 1.0, 1.0), "made up")
 
@@ -290,12 +326,12 @@ def test_a_step_with_the_kernels_and_plans_of_the_gpu(
 ) -> None:
     base = ("data.source=synthetic", "data.train_images=8", "data.test_images=2", "memory.limit=null", "device=cpu")
     outcomes = []
-    for layout in ("nchw", "nhwc"):
+    for layout in ("nchw", "nhwc", "chwn") if network == "lenet" else ("nchw", "nhwc"):
         options = (*base, *NETWORKS[network], f"memory.layout={layout}", "memory.policy=all", "evaluate.batch_size=2")
         options += (f"precision={precision}",)
         config = load_config(network, options)
         prepared = prepare(config)
-        if layout == "nhwc":
+        if layout != "nchw":
             recipe, keys = make_recipe(config, prepared.source), prepared.steps.keys()
             plans = build_plans(prepared.graph, keys, costs_on_host, "all", prepared.budget, recipe)
             backend = HostCuda(plans, ("compute", "out", "in"), monkeypatch)  # type: ignore[arg-type]
@@ -312,8 +348,9 @@ def test_a_step_with_the_kernels_and_plans_of_the_gpu(
             losses.append(made.train_step(images, labels, config.optimizer.lr, None)[0])
             made.step += 1
         outcomes.append((losses, made.tensors()))
-    (losses, tensors), (found, others) = outcomes
+    (losses, tensors), *rest = outcomes
     close = 1e-5 if precision == "fp32" else 1e-2  # rounded to 8 or 11 digits after every layer, in another order
-    assert found == pytest.approx(losses, rel=close)
-    for name, wanted in tensors.items():
-        assert np.linalg.norm(others[name] - wanted) <= 10 * close * np.linalg.norm(wanted) + 1e-6, name
+    for found, others in rest:
+        assert found == pytest.approx(losses, rel=close)
+        for name, wanted in tensors.items():
+            assert np.linalg.norm(others[name] - wanted) <= 10 * close * np.linalg.norm(wanted) + 1e-6, name

@@ -68,7 +68,7 @@ def parameters(headers: str, function: str) -> list[tuple[str, str]]:
 def code(c_type: str) -> str:
     """The letter for a C type: every handle and descriptor is a pointer, every other name an enumeration."""
     plain = c_type.replace("const", "").strip()
-    pointer = re.fullmatch(r"(cudnn|cublas)(Handle|TensorDescriptor|FilterDescriptor|ConvolutionDescriptor)_t", plain)
+    pointer = re.fullmatch(r"(cudnn|cublas)(Handle|(Tensor|Filter|Convolution|Pooling)Descriptor)_t", plain)
     if "*" in plain or pointer or plain in ("cudnnBackendDescriptor_t", "cudaStream_t"):
         return "p"
     return {"size_t": "z", "int64_t": "q"}.get(plain, "i")

@@ -12,6 +12,7 @@ from op_device import ALONE_MS, CHAINED_MS, Device, device, relu, small
 from vdnn.memory.costs import Candidate
 from vdnn.runtime.backends.cuda import op_times
 from vdnn.runtime.backends.cuda import search as search_module
+from vdnn.runtime.backends.cuda.measures import Measures
 from vdnn.runtime.backends.cuda.op_costs import GEMM_WORKSPACE, OpCosts
 from vdnn.runtime.backends.cuda.op_times import OpTimes
 from vdnn.runtime.backends.cuda.search import Search
@@ -88,6 +89,18 @@ def test_many_times_are_written_together(device: Device, monkeypatch: pytest.Mon
     assert len(Search(None, KEY, 2**30, None).ops) == 30  # type: ignore[arg-type]
 
 
+def test_variants_of_a_kernel_are_measured_apart(device: Device) -> None:
+    times, _ = times_of(device)
+    told: list[Any] = []
+    launch = device.launch
+    times.launch = lambda op, arrays, stream: (told.append(op.attrs.get("algorithm")), launch(op, arrays, stream))[1]
+    for variant in ("", "A", "B", "A", ""):
+        times.time_ms(*relu(64), 0, variant)
+    assert list(dict.fromkeys(told)) == [None, "A", "B"]
+    assert len(times.kept.ops) == 3
+    assert sorted(key.partition(" by ")[2] for key in times.kept.ops) == ["", "A", "B"]
+
+
 def test_what_does_not_fit_is_estimated_from_its_bytes_and_said_once(device: Device) -> None:
     times, said = times_of(device, limit_bytes=100_000)
     op, program = relu(250_000)  # 2 MB in, 2 MB out: 4 us at 1000 GB/s, and 2 us to start
@@ -127,10 +140,14 @@ class Found:
         self.ops[key] = time_ms
 
 
+def costs_of(search: Any, times: OpTimes) -> OpCosts:
+    return OpCosts(lambda layout: Measures(search, times), "NCHW")
+
+
 def test_candidates_are_timed_as_parts_of_a_step(device: Device) -> None:
     program, kept = small(), Found()
     times = OpTimes(device.launch, device.stream, 2**30, kept, 1000.0)
-    costs = OpCosts(kept, times, "NCHW")  # type: ignore[arg-type]
+    costs = costs_of(kept, times)
     ops = {op.name: op for op in program.ops}
     shift = CHAINED_MS - ALONE_MS
     found = costs.candidates(ops["conv2.dgrad"], program)
@@ -155,7 +172,7 @@ def test_candidates_are_timed_as_parts_of_a_step(device: Device) -> None:
 
 def test_a_bias_that_goes_with_an_activation_is_left_to_the_search(device: Device) -> None:
     program, kept = small(), Found()
-    costs = OpCosts(kept, OpTimes(device.launch, device.stream, 2**30, kept, 1000.0), "NCHW")  # type: ignore[arg-type]
+    costs = costs_of(kept, OpTimes(device.launch, device.stream, 2**30, kept, 1000.0))
     op = next(op for op in program.ops if op.name == "conv2.forward")
     fused = replace(op, attrs={**op.attrs, "activation": "relu"})
     assert costs.candidates(fused, program)[0].time_ms == pytest.approx(0.1 + CHAINED_MS - ALONE_MS)

@@ -29,6 +29,7 @@ from vdnn.layers import (
     Update,
     lower,
 )
+from vdnn.layers.op import PHASES
 from vdnn.memory.passes import apply_decisions
 from vdnn.memory.policy import MEMORY_OPTIMAL, Budget, make_plan
 from vdnn.memory.schedule import live_bytes
@@ -220,10 +221,9 @@ def states(graph: Graph, batch: int, steps: int, **options: object) -> list[tupl
             program = lower(graph, batch, update=UPDATE, fuse=fuse, update_together=together, **options)  # type: ignore[arg-type]
             run, losses = Run(program, seed=3), []
             for _ in range(steps):
-                run.run("forward")
+                for phase in PHASES:
+                    run.run(phase)
                 losses.append(run.loss())
-                run.run("backward")
-                run.run("update")
             found.append((losses, {name: run.storages[name].tobytes() for name in sorted(program.persistent)}))
     return found
 

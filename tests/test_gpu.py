@@ -118,7 +118,7 @@ def same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> bool:
 def test_three_steps_agree_with_the_cpu(tmp_path: Path, network: str) -> None:
     outcomes = {}
     for device in ("cpu", "cuda"):
-        with trainer(tmp_path / device, network, device, "memory.policy=all") as made:
+        with trainer(tmp_path / device, network, device, "memory.policy=all", "memory.layout=nchw") as made:
             first = init_parameters(made.prepared.graph, made.config.train.seed)
             outcomes[device] = train(made, 3), made.tensors()
     (losses, tensors), (found, others) = outcomes["cpu"], outcomes["cuda"]

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripts import refused, script
+from scripts import script
 from small_run import SMALL, train
 from test_layouts import losses, newest
 
-from vdnn.errors import ConfigError
 from vdnn.memory.costs import CostTable
 from vdnn.networks import build
 from vdnn.runtime import prepare as prepare_module
+from vdnn.runtime.backends.cpu.backend import CpuBackend
 from vdnn.runtime.checkpoint import load_state
 from vdnn.runtime.config import load_config
 from vdnn.runtime.devices import open_device
@@ -56,7 +56,10 @@ def test_every_plan_of_a_run_has_the_layouts_of_its_largest_part() -> None:
     assert recorded.pop("layouts")["conv1"] == "CHWN"
     assert all(name.split("/")[2] == "MIXED" for name in recorded)
     report = prepared.report()
-    assert "layouts of layers: 5 in CHWN, 2 transforms ('vdnn layouts explain' says why)" in report.notes
+    assert (
+        "layouts of layers: 5 in CHWN, 2 transforms (1 forward, 1 backward) ('vdnn layouts explain' says why)"
+        in report.notes
+    )
     assert {row.layer: row.time_ms > 0 for row in report.layers}["flat"]
 
 
@@ -92,6 +95,8 @@ def test_the_cpu_measures_what_is_quick(tmp_path: Path) -> None:
     choices = prepared.plans.layouts
     assert sorted(choices) == ["conv1", "conv2", "data", "pool1", "pool2"]
     assert all(re.match(r"[\d.]+ ms; [\d.]+ in ", choice.reason) for choice in choices.values())
+    if len({choice.layout for choice in choices.values()}) == 1:
+        assert all("no mix of layouts gains 10%" in choice.reason for choice in choices.values())
     other = {name: "NHWC" if choice.layout != "NHWC" else "CHWN" for name, choice in choices.items()}
     again = prepare(config, {"layouts": other}, said.append)
     assert {name: choice.layout for name, choice in again.plans.layouts.items()} == other
@@ -109,9 +114,40 @@ def test_the_cpu_measures_nothing_that_takes_long() -> None:
     found = choose_layouts(
         config, graph, [("train", 64)], lambda p: backend_costs(backend, p), recipe, backend, None, said.append
     )
-    assert {choice.reason for choice in found.values()} == {"the same time in every layout"}
+    reasons = {choice.reason.partition("; in NCHW")[0] for choice in found.choices.values()}
+    assert reasons == {"not measured; the same estimate in every layout"}
     assert len(said) == 1
     assert "too long; times are estimated from nominal CPU rates" in said[0]
+
+
+def test_a_deterministic_run_measures_nothing() -> None:
+    """Times by the clock differ from run to run, and with them layouts and bits."""
+    said: list[str] = []
+    options = ["device=cpu", "data.source=synthetic", "train.batch_size=4", "memory.layout=shortest"]
+    config = load_config("lenet", [*options, "deterministic=true"])
+    prepared = prepare(config, progress=said.append)
+    assert prepared.plans.layouts["conv1"].reason.startswith("not measured")
+    assert any("not measured, for with deterministic: true" in text for text in said)
+    assert {choice.layout for choice in prepared.plans.layouts.values()} == {"NCHW"}
+
+
+def test_what_is_measured_keeps_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+    real = CpuBackend.open
+
+    def noting(self: Any, slab_bytes: int, host_bytes: int, stage_bytes: int) -> None:
+        opened.append(slab_bytes)
+        real(self, slab_bytes, host_bytes, stage_bytes)
+
+    monkeypatch.setattr(CpuBackend, "open", noting)
+    options = ["device=cpu", "data.source=synthetic", "memory.layout=shortest"]
+    said: list[str] = []
+    prepare(load_config("lenet", [*options, "memory.limit=5420000"]), progress=said.append)
+    assert not opened
+    assert any("does not fit in 5.2 MiB; times are estimated from nominal CPU rates" in text for text in said)
+    prepare(load_config("lenet", [*options, "memory.limit=16MiB"]), progress=said.append)
+    assert opened
+    assert max(opened) <= 16 * 2**20
 
 
 def test_a_run_goes_on_in_its_layouts(tmp_path: Path) -> None:
@@ -142,7 +178,10 @@ def test_the_table_says_why(tmp_path: Path) -> None:
     assert ended.code == 0, ended.error
     assert "CHWN if C < 32 or N >= 128, else NCHW; thresholds: the study's for a GTX Titan Black" in ended.out
     assert "C = 64 >= 32 and N = 64 < 128" in ended.out
-    assert "1 transform, " in ended.out
+    assert "2 transforms (1 forward, 1 backward), " in ended.out
+    assert "CHWN if C < 32" not in ended.error
+    planned = script("vdnn", "plan", "alexnet", "-b", 64, "--layout", "STUDY", "--device", "simulated", cwd=tmp_path)
+    assert "2 transforms (1 forward, 1 backward)" in " ".join((planned.out + planned.error).split())
     assert ended.error.count("note: profiles know NCHW") == 1
     ended = script(*command, "--device", "cpu", "--json", "-o", "memory.layout_channels=65", cwd=tmp_path)
     data = json.loads(ended.out)
@@ -156,21 +195,17 @@ def test_the_table_says_why(tmp_path: Path) -> None:
     assert min(row["time_ms"] for row in rows.values()) > 0
 
 
-@pytest.mark.parametrize("layout", ["chwn", "study", "shortest"])
-def test_cuda_refuses_what_it_does_not_know(tmp_path: Path, layout: str) -> None:
-    words = {"chwn": "memory.layout chwn has no kernels on device cuda yet; use --layout nchw or nhwc there"}
-    config = load_config("lenet", ["device=cuda", f"memory.layout={layout}"])
-    wanted = words.get(
-        layout, f"memory.layout {layout} gives each layer its own layout, which device cuda does not run"
-    )
-    with pytest.raises(ConfigError, match="--layout nchw or nhwc there") as caught:
-        prepare(config)
-    assert str(caught.value).startswith(wanted)
-    for command in ("plan", "layouts explain"):
-        ended = script("vdnn", *command.split(), "lenet", "--device", "cuda", "--layout", layout, cwd=tmp_path)
-        refused(ended, 2, wanted)
-    with pytest.raises(ConfigError, match="--layout nchw or nhwc there"):  # device auto, and there is a GPU
-        make_recipe(config) if layout != "chwn" else open_device("cuda", layout="CHWN")
+def test_a_layer_has_one_time(tmp_path: Path) -> None:
+    """That of the choice: nothing is measured again for the table."""
+    ended = script("vdnn", "layouts", "explain", "lenet", "-b", 4, "--layout", "Shortest", "--json", cwd=tmp_path)
+    assert ended.code == 0, ended.error
+    data = json.loads(ended.out)
+    assert data["source"] == "measured on this cpu"
+    assert ended.error.count("measuring") == 1
+    rows = [row for row in data["layers"] if row["reason"][0].isdigit()]
+    assert len(rows) == 5
+    for row in rows:
+        assert row["reason"].startswith(f"{row['time_ms']:.3f} ms; ")
 
 
 def test_thresholds_that_nothing_reads_are_said() -> None:

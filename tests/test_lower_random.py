@@ -99,10 +99,13 @@ class Machine:
             plain = kernel("batchnorm.forward", op.layer, "y", inputs, width)
             y = reads["y"] if "y" in reads else kernel("relu.forward", "", "y", {"x": plain}, width)
             g = kernel("relu.backward", "", "dx", {"y": y, "dy": reads["dy"]}, width)
-            if argument == "dz":
-                return g
             rest = {name: reads[name] for name in ("x", "weight", "mean", "invstd")}
-            return kernel(op.kind, op.layer, argument, {**rest, "dy": g}, channels)
+            return g if argument == "dz" else kernel(op.kind, op.layer, argument, {**rest, "dy": g}, channels)
+        if op.kind == "softmax_loss.train":
+            scores = {name: reads[name] for name in ("x", "labels")}
+            made = kernel("softmax_loss.forward", op.layer, "probs" if argument == "dx" else argument, scores, channels)
+            given = {"probs": made, "labels": reads["labels"], "step": reads["step"]}
+            return kernel("softmax_loss.backward", op.layer, "dx", given, channels) if argument == "dx" else made
         inputs = {name: values for name, values in reads.items() if name != "z"}
         result = kernel(op.kind, op.layer, argument, inputs, channels)
         if argument == "y" and "z" in reads:

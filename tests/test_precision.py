@@ -84,7 +84,7 @@ def test_maps_gradients_and_what_is_offloaded_take_half(capsys: pytest.CaptureFi
     options = ("vgg16", *MODELLED, "-b", 64, "--algorithms", "memory-optimal", "--layout", "nchw")
     wide, narrow = (plan(capsys, *options, "--policy", "base", "--precision", p) for p in ("fp32", "bf16"))
     before, after = wide["by_category"], narrow["by_category"]
-    assert after["feature_maps"] - before["feature_maps"] / 2 == 64 * 1000 * 4 / 2  # probabilities are float32 in both
+    assert after["feature_maps"] == before["feature_maps"] / 2  # float32 probabilities are not among them
     assert after["gradient_maps"] == before["gradient_maps"] / 2
     assert after["weights"] == before["weights"]
     wide, narrow = (plan(capsys, *options, "--policy", "all", "--precision", p) for p in ("fp32", "bf16"))

@@ -16,7 +16,7 @@ from vdnn.cli.signals import Stopped, stoppable
 from vdnn.errors import ConfigError, VdnnError
 from vdnn.memory.policy import MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL, POLICIES
 from vdnn.runtime.backend import Caps
-from vdnn.runtime.config import LAYOUT_POLICIES, Config, load_config
+from vdnn.runtime.config import AUTO_LAYOUT, Config, load_config
 from vdnn.runtime.config_file import place_of, read
 from vdnn.runtime.devices import DEFAULT_PROFILE
 from vdnn.runtime.yaml_lines import shorten
@@ -67,7 +67,9 @@ def add_config_options(parser: argparse.ArgumentParser, profile_help: str) -> No
     parser.add_argument(
         "--layout",
         metavar="L",
-        help="of images and filters in memory: auto, nchw, nhwc, chwn; study or shortest: of each layer",
+        help="of images and filters in memory: nchw, nhwc, chwn; study: of each layer, by channels and images; "
+        "shortest: of each layer, by measured times, so that equal commands may choose other layouts (on cpu with "
+        f"deterministic: true by estimates: always the same); auto: {AUTO_LAYOUT}",
     )
     parser.add_argument("--memory-limit", metavar="BYTES", help="device bytes, such as 12GiB")
     parser.add_argument("--host-limit", metavar="BYTES", help="host bytes for offloaded maps")
@@ -142,19 +144,17 @@ def unmet_precision(config: Config, caps: Caps) -> str | None:
 
 def unmodelled_layout(config: Config, caps: Caps) -> str | None:
     """A sentence if a layout was taken that nobody named, is modelled as another, or is little tried on this device."""
-    if config.memory.layout in LAYOUT_POLICIES and caps.simulated:
-        return f"profiles know NCHW: times of layers on device {caps.name} are the same in every layout"
+    if config.layout_policy_on(caps.name) is not None:
+        same = f"profiles know NCHW: times of layers on device {caps.name} are the same in every layout"
+        return same if caps.simulated else None
     layout = config.layout_on(caps.name).lower()
     if layout == "nchw":
         return None
     name = f"layout {layout}"
     if config.memory.layout == "auto":
         name += f" (taken for precision {config.precision}; --layout nchw keeps the other)"
-    if caps.name == "cuda":
-        return (
-            f"{name} is new on cuda and little tried: on an H200 LeNet's losses agreed with the CPU's, larger "
-            "networks were compared only at rates that amplify rounding; nchw is what has been checked"
-        )
+    if caps.name == "cuda" and layout == "chwn":
+        return f"{name} is computed without tensor cores, in fp32 whatever the precision"
     if not caps.simulated:
         return None
     return f"{name} is planned, but profiles know NCHW: times on device {caps.name} are of that"

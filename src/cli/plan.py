@@ -20,6 +20,7 @@ from vdnn.cli.options import (
     unread_profile,
 )
 from vdnn.cli.tables import print_report, wide_console
+from vdnn.layers.op import Program
 from vdnn.memory.clock import simulate
 from vdnn.memory.report import make_report
 from vdnn.networks import build
@@ -28,7 +29,6 @@ from vdnn.runtime.config import LAYOUT_POLICIES
 from vdnn.runtime.devices import open_device
 from vdnn.runtime.dry_plan import plan_run, whole_step
 from vdnn.runtime.files import write_output
-from vdnn.runtime.layouts import check_layout
 from vdnn.runtime.prepare import make_budget, stated_bytes
 from vdnn.runtime.trace import plan_trace
 from vdnn.units import format_bytes
@@ -75,7 +75,6 @@ def plan(arguments: argparse.Namespace) -> int:
         plain = ["memory.pool_indices=false", "memory.fuse=false", "memory.update=layer"]
         arguments.overrides = [*plain, "memory.paper_search=true", *arguments.overrides]
     config = read_config(arguments, extra)
-    check_layout(config, config.device)
     graph = build(config.network.name, **config.network.options)
     backend, _ = open_device(
         config.device,
@@ -120,8 +119,8 @@ def plan(arguments: argparse.Namespace) -> int:
         data = report.to_json()
         layers = data.pop("layers")
         smallest = None if fits else dry.plans.slab_bytes
-        policy = config.memory.layout if config.memory.layout in LAYOUT_POLICIES else None
-        data |= {"precision": config.precision, "layout": policy or config.layout_on(backend.caps.name).lower()}
+        layout = config.memory.layout if config.memory.layout in LAYOUT_POLICIES else made_in(worst.program)
+        data |= {"precision": config.precision, "layout": layout}
         data["notes"] = [*caveats, *report.notes]
         data |= {"fits": fits, "memory_limit_bytes": limit_bytes, "smallest_budget_bytes": smallest}
         data["layers"] = layers
@@ -131,6 +130,12 @@ def plan(arguments: argparse.Namespace) -> int:
     if refusal is not None and limit_given(arguments):
         raise refusal
     return 0
+
+
+def made_in(program: Program) -> str:
+    """The layouts of images in a program, such as "nhwc", or "nchw and chwn"."""
+    specs = (spec for spec in program.tensors.values() if len(spec.shape) == 4 and spec.role in ("act", "grad"))
+    return " and ".join(dict.fromkeys(spec.layout.lower() for spec in specs))
 
 
 def say(text: str) -> None:

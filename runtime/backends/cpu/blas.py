@@ -6,9 +6,14 @@
 Two OpenBLAS threads wait for each other by spinning. For products of a few milliseconds that gains little, and where
 anything else runs on the cores a step becomes many times slower; one thread is steady. The rule looks at sizes alone,
 so that results do not depend on what else the machine does.
+
+threadpoolctl from 3.7 on heeds only the first thread that sets OpenBLAS, as long as that one lives. Streams end with
+their backend, and then it would be the main thread, which gives the threads back: each call here takes control anew.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from threadpoolctl import ThreadpoolController
 
@@ -30,6 +35,9 @@ class BlasThreads:
         if single != self._single:
             self._single = single
             for library, most in zip(self._libraries, self._most, strict=True):
+                take_control: Callable[..., None] | None = getattr(library, "clear_controlling_thread", None)
+                if take_control is not None:
+                    take_control(force=True)
                 library.set_num_threads(1 if single else most)
 
     def restore(self) -> None:

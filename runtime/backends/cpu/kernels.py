@@ -30,7 +30,12 @@ from vdnn.runtime.backends.cpu.lrn import lrn_backward, lrn_forward
 from vdnn.runtime.backends.cpu.pool import pool_backward, pool_forward
 from vdnn.runtime.backends.cpu.relu import relu_backward, relu_bias_backward, relu_forward
 from vdnn.runtime.backends.cpu.sgd import sgd_update, sgd_update_all
-from vdnn.runtime.backends.cpu.softmax_loss import softmax_loss_backward, softmax_loss_forward
+from vdnn.runtime.backends.cpu.softmax_loss import (
+    softmax_forward,
+    softmax_loss_backward,
+    softmax_loss_forward,
+    softmax_loss_train,
+)
 
 KERNELS: Mapping[str, Callable[..., None]] = {
     "input.normalize": input_normalize,
@@ -61,8 +66,10 @@ KERNELS: Mapping[str, Callable[..., None]] = {
     "layout.transform": copy_forward,
     "filter.prepare": filter_prepare,
     "filter.prepare_all": filter_prepare_all,
+    "softmax.forward": softmax_forward,
     "softmax_loss.forward": softmax_loss_forward,
     "softmax_loss.backward": softmax_loss_backward,
+    "softmax_loss.train": softmax_loss_train,
     "sgd.update": sgd_update,
     "sgd.update_all": sgd_update_all,
 }

@@ -1,4 +1,4 @@
-"""Softmax, cross-entropy and "was the first choice right" on the CPU; see vdnn.layers.softmax_loss.
+"""Softmax, cross-entropy, "was the first choice right" and the gradient on the CPU; see vdnn.layers.softmax_loss.
 
     softmax_loss_forward(op, x=x, labels=labels, probs=probs, loss=loss, correct=correct)
 
@@ -43,3 +43,16 @@ def softmax_loss_backward(op: Op, *, probs: Array, labels: Array, step: Array, d
     gradient *= probs.dtype.type(op.attrs["weight"] * float(step.view(STEP_DTYPE)[0]["gradient_scale"]))
     shaped = gradient.reshape(dx.shape)
     np.copyto(dx, dx + shaped if op.accumulate else shaped)
+
+
+def softmax_loss_train(op: Op, *, x: Array, labels: Array, step: Array, dx: Array, loss: Array, correct: Array) -> None:
+    """Both in one: loss and correct as of softmax_loss_forward, dx as of softmax_loss_backward, in equal bits."""
+    probs = np.empty((x.shape[0], x[0].size), loss.dtype)
+    softmax_loss_forward(op, x=x, labels=labels, probs=probs, loss=loss, correct=correct)
+    softmax_loss_backward(op, probs=probs, labels=labels, step=step, dx=dx)
+
+
+def softmax_forward(op: Op, *, x: Array, y: Array) -> None:
+    """y = softmax(x), both (N, K), whatever the order in memory."""
+    exponents = np.exp(x - x.max(axis=1, keepdims=True))
+    np.divide(exponents, exponents.sum(axis=1, keepdims=True), out=y)

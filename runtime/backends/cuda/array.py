@@ -23,7 +23,7 @@ class DeviceArray:
         strides: elements between neighbours of each dimension.
         dtype: a key of vdnn.layers.tensor.DTYPE_BYTES.
         nbytes: bytes of the elements, without those between images.
-        layout: which of two orders the strides mean, "NCHW" or "NHWC".
+        layout: which order the strides mean, "NCHW", "NHWC" or "CHWN".
     """
 
     ptr: int
@@ -64,6 +64,28 @@ class DeviceArray:
         return self.layout == "NHWC" and len(self.shape) == 4 and prod(self.shape[2:]) > 1
 
     @property
+    def is_images_last(self) -> bool:
+        """Whether this is a batch in CHWN, or filters, whose first dimension is the fastest."""
+        return self.layout == "CHWN" and len(self.shape) == 4
+
+    @property
+    def is_whole_chwn(self) -> bool:
+        """Whether the elements lie without gaps in CHWN order, as all channels of a batch do, or some of them."""
+        n, _, h, w = self.shape
+        pairs = zip(self.shape, self.strides, (1, h * w * n, w * n, n), strict=True)
+        return all(size == 1 or stride == want for size, stride, want in pairs)
+
+    def one_image(self) -> DeviceArray:
+        """A batch in CHWN as one image in NCHW, (1, C, H * W * N, 1): a plane holds a channel of all images."""
+        n, c, h, w = self.shape
+        return contiguous(self.ptr, (1, c, h * w * n, 1), self.dtype)
+
+    def channel_images(self) -> DeviceArray:
+        """A batch in CHWN as C images in NHWC of N channels each, (C, N, H, W)."""
+        n, c, h, w = self.shape
+        return contiguous(self.ptr, (c, n, h, w), self.dtype, "NHWC")
+
+    @property
     def pixel_stride(self) -> int:
         """Elements from one pixel to the next in NHWC: channels, with those of a larger tensor that lie between."""
         return self.strides[3]
@@ -90,6 +112,6 @@ class DeviceArray:
 
 
 def contiguous(ptr: int, shape: Shape, dtype: str = "float32", layout: str = "NCHW") -> DeviceArray:
-    """The array at `ptr` without gaps; but for four dimensions in NHWC the last dimension is the fastest."""
+    """The array at `ptr` without gaps; four dimensions lie in `layout`, fewer in the order of the shape."""
     spec = TensorSpec("whole", "aux", shape, dtype, layout if len(shape) == 4 else "NCHW")
     return DeviceArray(ptr, shape, element_strides(spec, spec), dtype, spec.nbytes, spec.layout)

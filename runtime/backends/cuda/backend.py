@@ -18,23 +18,25 @@ from numpy.typing import NDArray
 
 from vdnn.errors import PlanError, VdnnError
 from vdnn.layers.op import Op, Program
-from vdnn.layers.tensor import DTYPE_BYTES, Shape, TensorSpec, element_strides, first_element
+from vdnn.layers.tensor import DTYPE_BYTES, TensorSpec, element_strides, first_element
 from vdnn.memory.costs import Candidate
 from vdnn.memory.plan import STREAMS, align
 from vdnn.runtime.backend import Caps, check_stage
 from vdnn.runtime.backends.cuda.array import DeviceArray
-from vdnn.runtime.backends.cuda.capture import Capture, Copy, CudaReplay, Stage, Upload, mark_replays
+from vdnn.runtime.backends.cuda.capture import Capture, CudaReplay, Stage, Upload, mark_replays
+from vdnn.runtime.backends.cuda.chwn_conv import chwn_convolve
 from vdnn.runtime.backends.cuda.cublas import Cublas
 from vdnn.runtime.backends.cuda.cudnn import Handle
 from vdnn.runtime.backends.cuda.debug import INTACT, check
+from vdnn.runtime.backends.cuda.host_order import copies, in_order_of_memory, in_order_of_shape, memory_shape
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, KernelSet
 from vdnn.runtime.backends.cuda.libraries import load_cupy
+from vdnn.runtime.backends.cuda.measures import MeasuresByLayout
 from vdnn.runtime.backends.cuda.memory import Ledger
 from vdnn.runtime.backends.cuda.op_costs import OpCosts
-from vdnn.runtime.backends.cuda.op_times import OpTimes
 from vdnn.runtime.backends.cuda.pinned import PinnedSlab
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, Products
-from vdnn.runtime.backends.cuda.rates import known_rates, measure_rates, rates_words
+from vdnn.runtime.backends.cuda.rates import known_rates, measure_rates, peak_gflops, rates_words
 from vdnn.runtime.backends.cuda.search import Search, cache_folder
 from vdnn.runtime.bfloat16 import as_numbers, as_stored, host_dtype
 from vdnn.runtime.config import PRECISIONS
@@ -57,7 +59,7 @@ class CudaBackend:
         copy_repeats: do each copy so often, to make the copy streams late.
         precision: "fp32", "tf32" for products on tensor cores, "bf16" or "fp16" for 16-bit activations on them too.
         candidates: which convolution algorithms are tried: "all", or cuDNN's "named" ones.
-        layout: of the programs' images and filters, "NCHW" or "NHWC".
+        layout: under which times of ops without images are kept; others by the layout of their images.
         progress: told in words what takes long.
     """
 
@@ -105,6 +107,7 @@ class CudaBackend:
         memory_gbps = 2e-6 * properties["memoryClockRate"] * properties["memoryBusWidth"] / 8
         driver = self._runtime.driverGetVersion()
         measure = partial(measure_rates, cupy, self._cublas)
+        facts = {"gpu": name, "driver": driver, "cudnn": library.version}
         rates = known_rates({"gpu": name, "driver": driver}, cache_folder(), measure)
         source = f"measured on {name}, cuDNN {library.version_text}; {rates_words(rates)}"
         self.caps = Caps(
@@ -119,24 +122,20 @@ class CudaBackend:
             poisons=poison,
             reserve_bytes=reserve,
             precision=precision,
+            facts=facts,
+            memory_gbps=memory_gbps,
+            fp32_gflops=peak_gflops(properties),
         )
-        key = {
-            "gpu": name,
-            "driver": driver,
-            "cudnn": library.version,
-            "layout": layout,
-        }
-        room = max(0, limit - reserve)
-        stream_gbps = MEMORY_SHARE * memory_gbps
-        self.search = Search(
-            *(self._products, key, room, compute),
+        self.measures = MeasuresByLayout(
+            *(self._products, self._kernels, self._launch_rest, compute),
+            key=facts,
+            limit_bytes=max(0, limit - reserve),
             precision=precision,
             candidates=candidates,
-            stream_gbps=stream_gbps,
+            stream_gbps=MEMORY_SHARE * memory_gbps,
             note=progress,
         )
-        times = OpTimes(self._launch_rest, compute, room, self.search, stream_gbps, progress)
-        self.costs = OpCosts(self.search, times, layout)
+        self.costs = OpCosts(self.measures.of, layout)
 
     # ---- memory
 
@@ -144,7 +143,7 @@ class CudaBackend:
         """Take the slabs and the stage, which lies pinned behind the host slab; nothing else may be allocated then."""
         if self._opened:
             raise VdnnError("the cuda backend is open already; close it first")
-        self.search.flush()
+        self.measures.flush()
         self._sizes, self._stage_bytes = (slab_bytes, host_bytes), stage_bytes
         self._slab = self._runtime.malloc(max(slab_bytes, 256))
         if self._poison:  # else left as it is: a plan reads nothing that it has not written, and initcheck can see it
@@ -187,6 +186,9 @@ class CudaBackend:
     def launch(self, op: Op, arrays: Mapping[str, Any], stream: str) -> None:
         """Start the kernel of op.kind on `stream`."""
         raw = self._streams[stream]
+        if op.kind in CONV_KINDS and arrays[CONV_KINDS[op.kind][1]].is_images_last:
+            chwn_convolve(op, arrays, self._kernels, raw)  # the bias with it
+            return
         if op.kind in CONV_KINDS:
             self._products.convolve(op, arrays, self._kernels, raw)
         elif op.kind in LINEAR_KINDS:
@@ -267,19 +269,16 @@ class CudaBackend:
 
     def read(self, array: DeviceArray) -> NDArray[Any]:
         """A copy on the host in the order of the shape, image by image where they lie apart."""
-        out = np.empty(_memory_shape(array), host_dtype(array.dtype))
-        for target, source, nbytes in _image_copies(array, out):
+        out = np.empty(memory_shape(array), host_dtype(array.dtype))
+        for target, source, nbytes in copies(array, out):
             self._runtime.memcpy(source, target, nbytes, self._runtime.memcpyDeviceToHost)
-        numbers = as_numbers(out, array.dtype)
-        return np.ascontiguousarray(numbers.transpose(0, 3, 1, 2)) if array.is_channels_last else numbers
+        return in_order_of_shape(array, as_numbers(out, array.dtype))
 
     def write(self, array: DeviceArray, value: NDArray[Any]) -> None:
         """Upload from where `value` lies, through the driver's own small buffers."""
-        _memory_shape(array)  # or it cannot be written as a whole
-        stored = as_stored(value, array.dtype)
-        laid_out = stored.transpose(0, 2, 3, 1) if array.is_channels_last else stored
-        laid_out = np.ascontiguousarray(laid_out, host_dtype(array.dtype))
-        for target, source, nbytes in _image_copies(array, laid_out):
+        stored = in_order_of_memory(array, as_stored(value, array.dtype))
+        laid_out = np.ascontiguousarray(stored, host_dtype(array.dtype))
+        for target, source, nbytes in copies(array, laid_out):
             self._runtime.memcpy(target, source, nbytes, self._runtime.memcpyHostToDevice)
         self._runtime.deviceSynchronize()  # such a copy may return before its last bytes have arrived
 
@@ -321,8 +320,13 @@ class CudaBackend:
         finally:
             self._capturing = None
 
+    @property
+    def search(self) -> Search:
+        """That of convolutions in the layout of this backend."""
+        return self.measures.of(self.layout).search
+
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
-        """Measured algorithms of convolutions, and of another op the one there is, measured too."""
+        """Measured algorithms of convolutions, and of another op the one there is or its variants, measured too."""
         return self.costs.candidates(op, program)
 
     def knows_all(self, op: Op, program: Program) -> bool:
@@ -377,21 +381,3 @@ class CudaBackend:
             pieces = [(shift + at, base + at, n) for at, n in self._pinned.pieces(start, array.nbytes)]
             self._stages[key] = Stage(array, pieces)
         return self._stages[key]
-
-
-def _memory_shape(array: DeviceArray) -> Shape:
-    """Of a host array whose bytes lie as those of `array`; PlanError for some channels of a larger tensor in NHWC."""
-    if not array.is_channels_last:
-        return array.shape
-    n, c, h, w = array.shape
-    if array.pixel_stride != c:
-        raise PlanError(f"expected a whole tensor in NHWC, got {c} of {array.pixel_stride} channels: {array}")
-    return n, h, w, c
-
-
-def _image_copies(array: DeviceArray, memory: NDArray[Any]) -> list[Copy]:
-    """The copies between `array` and contiguous `memory` on the host: image by image where they lie apart."""
-    whole = array.is_contiguous or array.is_channels_last
-    images = memory.reshape(1, -1) if whole else memory.reshape(array.shape[0], -1)
-    step = array.itemsize * array.image_stride
-    return [(array.ptr + i * step, image.ctypes.data, image.nbytes) for i, image in enumerate(images)]

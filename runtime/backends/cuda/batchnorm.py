@@ -2,7 +2,7 @@
 
     batchnorm_forward(op, {"x": x, "weight": w, "bias": b, "y": y, "mean": m, "invstd": s, "workspace": ...}, ...)
 
-x, y, z, dy, dx, dz (N, C, H, W) or (N, C) of kernels.dtype, NCHW or NHWC, any of them channels of a larger tensor;
+x, y, z, dy, dx, dz (N, C, H, W) or (N, C) of kernels.dtype, all in one layout, any of them channels of a larger tensor;
 weight, bias, mean, invstd, running_mean, running_var, dweight, dbias (C,) float32. A pass over the batch sums, a small
 kernel joins the sums of each channel in float64, in one order, and a pass maps. op.attrs: eps; activation "relu" or
 none; momentum and count for update_stats. Workspace of forward and backward: batchnorm_bytes.

@@ -2,7 +2,7 @@
 
     bias_forward(op, {"y": y, "b": b}, kernels, stream)       # after the convolution or product has written y
 
-y, dy (N, K, P, Q) or (N, K), activations, NCHW or NHWC, may be channels of a larger tensor; b, db (K,) float32.
+y, dy (N, K, P, Q) or (N, K), activations, in any layout, may be channels of a larger tensor; b, db (K,) float32.
 """
 
 from __future__ import annotations
@@ -76,4 +76,6 @@ def channel_bytes(shape: Shape, layout: str) -> int:
     hw = prod(rest)
     if layout == "NHWC":
         n, hw = n * hw, 1
+    elif layout == "CHWN" and rest:
+        n, hw = 1, n * hw
     return 16 * c * Channels.split(n, c, hw)[0]

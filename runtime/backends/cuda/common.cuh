@@ -2,13 +2,14 @@
 //
 // A tensor is an address and a stride: image n begins n * stride elements after the address, and its C*H*W numbers lie
 // close together in NCHW order, whether it is a whole tensor or some channels of a larger one. In NHWC a pixel is what
-// an image is in NCHW: C numbers, `stride` elements from those of the next pixel, and H * W counts as 1. Offsets of
-// images are 64 bits wide; an index within one image, or within one channel of a batch, is below 2^31 (the host checks
-// that).
+// an image is in NCHW: C numbers, `stride` elements from those of the next pixel, and H * W counts as 1. In CHWN the batch
+// is one image of C planes of H * W * N numbers. Offsets of images are 64 bits wide; an index within one image, or within
+// one channel of a batch, is below 2^31 (the host checks that).
 // All blocks are one-dimensional, of THREADS threads.
 
 constexpr int THREADS = 256;
 constexpr int UNROLL = 4;  // loads that a thread starts before it waits for the first
+constexpr int SINGLE = 1;  // rows of a table that is one call's many arguments
 
 // vdnn.runtime.step.STEP_DTYPE
 struct StepRecord {

@@ -2,7 +2,7 @@
 
     copy_forward(op, {"x": x, "y": y}, kernels, stream)
 
-Activations; sizes of all arguments of a call are equal; any may be channels of a larger tensor, all NCHW or all NHWC.
+Activations; sizes of all arguments of a call are equal; any may be channels of a larger tensor, all in one layout.
 """
 
 from __future__ import annotations

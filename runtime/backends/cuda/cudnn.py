@@ -125,15 +125,19 @@ class Cudnn:
 
     def __init__(self, library: CudnnLibrary):
         self.shared_library = library
-        self._functions = {}
-        for name, codes in SIGNATURES.items():
-            function = getattr(library.dll, name)
-            function.argtypes, function.restype = [CODES[code] for code in codes], ctypes.c_int
-            self._functions[name] = function
+        self._functions: dict[str, Any] = {}
+        self.bind(SIGNATURES)
         self._error_string = library.dll.cudnnGetErrorString
         self._error_string.argtypes, self._error_string.restype = [ctypes.c_int], ctypes.c_char_p
         self._last_error = library.dll.cudnnGetLastErrorString
         self._last_error.argtypes, self._last_error.restype = [ctypes.c_void_p, ctypes.c_size_t], None
+
+    def bind(self, signatures: Mapping[str, str]) -> None:
+        """Have `call` know more functions that return cudnnStatus_t, by their arguments as in SIGNATURES."""
+        for name, codes in signatures.items():
+            function = getattr(self.shared_library.dll, name)
+            function.argtypes, function.restype = [CODES[code] for code in codes], ctypes.c_int
+            self._functions[name] = function
 
     def call(self, name: str, *args: Any, about: object = "", algorithm: str = "") -> None:
         """Call the cuDNN function `name`; `about`, turned into text, and `algorithm` are for the error."""

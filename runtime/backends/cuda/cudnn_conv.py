@@ -16,9 +16,9 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
-from vdnn.layers.tensor import DTYPE_BYTES
+from vdnn.layers.tensor import DTYPE_BYTES, MEMORY_ORDERS
 from vdnn.runtime.backends.cuda.cudnn import (
     ConvolutionDescriptor,
     CudnnError,
@@ -40,9 +40,11 @@ OPERANDS: Mapping[str, tuple[str, str, str]] = {
 
 def contiguous(shape: Shape4, layout: str = "NCHW") -> Shape4:
     """Strides in elements of a dense array of logical shape (N, C, H, W) or (K, C, R, S) in a layout."""
-    if layout == "NHWC":
-        return (shape[1] * shape[2] * shape[3], 1, shape[1] * shape[3], shape[1])
-    return (shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)
+    strides, step = [1] * 4, 1
+    for axis in reversed(MEMORY_ORDERS[layout]):
+        strides[axis] = step
+        step *= shape[axis]
+    return (strides[0], strides[1], strides[2], strides[3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class ConvProblem:
             tensor are larger.
         alignment: bytes that the address of every operand is a multiple of; a power of two, an element's at least.
         dtype: of all operands, "float32", "bfloat16" or "float16"; sums are float32.
-        layout: "NCHW", or "NHWC", in which filters lie as (K, R, S, C/groups).
+        layout: "NCHW", or "NHWC", in which filters lie as (K, R, S, C/groups); or "CHWN", which cuDNN does not know
+            (see chwn_plans.py), and in which they lie as (C/groups, R, S, K).
         epilogue: what forward does to its sums before they are stored: nothing, "relu", or "bias+relu".
         channels: of wgrad, how many channels the wanted gradient has, where w has others (see vdnn.layers.images);
             None if it is that of w.
@@ -87,9 +90,17 @@ class ConvProblem:
     @property
     def scratch_bytes(self) -> int:
         """Of wgrad: bytes of what cuDNN writes where that is not dw itself, float32 in the form of its filters."""
-        if self.direction != "wgrad" or (self.dtype == "float32" and self.channels is None):
+        if self.direction != "wgrad" or self.layout == "CHWN" or (self.dtype == "float32" and self.channels is None):
             return 0
         return prod(self.w) * DTYPE_BYTES[self.dtype]
+
+    def dtypes(self) -> dict[str, str]:
+        """Of "x", "w", "y" and a bias "b" as an algorithm takes them: kernels of vdnn's own, which are those in CHWN,
+        take parameters and make their gradients in float32."""
+        found = dict.fromkeys("xwyb", self.dtype)
+        if self.layout == "CHWN":
+            found |= {"b": "float32"} | ({"w": "float32"} if self.direction == "wgrad" else {})
+        return found
 
     def strides(self) -> dict[str, Shape4]:
         """Strides in elements of "x", "w" and "y"."""
@@ -132,7 +143,7 @@ class ConvPlan(Protocol):
     @property
     def notes(self) -> tuple[str, ...]: ...
 
-    def run(self, handle: Handle, a_ptr: int, b_ptr: int, out_ptr: int, workspace_ptr: int, accumulate: bool) -> None:
+    def run(self, handle: Any, a_ptr: int, b_ptr: int, out_ptr: int, workspace_ptr: int, accumulate: bool) -> None:
         """Start it on the handle's stream: out = conv(a, b), or out += conv(a, b); a, b, out are as in OPERANDS.
 
         One that applies an epilogue takes the address of the bias, in the dtype of the problem, as one more argument.

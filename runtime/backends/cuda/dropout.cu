@@ -52,6 +52,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) dropout(
         drop<1>(x, y, first, inner, words, threshold, scale, accumulate);
 }
 
+// The same in CHWN: the number at `place` of an image lies `images` elements before the next one, between those of the
+// other images. Four numbers of one image a thread, those of one counter; neighbours have neighbouring images.
+extern "C" __global__ void __launch_bounds__(THREADS) dropout_columns(
+    const Real* x, Real* y, const StepRecord* step, u32 images, u32 places, u32 key, u64 threshold, float scale,
+    int accumulate) {
+    const u32 unit = blockIdx.x * THREADS + threadIdx.x, counter = unit / images, image = unit - counter * images;
+    if (4 * i64(counter) >= places) return;
+    const u64 seed = step->seed;
+    const Words words =
+        philox(counter, step->sample + image, u32(step->step), key, u32(seed), u32(seed >> 32));
+    const u32 first = 4 * counter, count = min(places - first, 4u);
+    const i64 start = i64(first) * images + image;
+    float value[4] = {};
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i)
+        if (i < count) value[i] = x[start + i64(i) * images];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        if (i >= count) return;
+        Real* target = y + start + i64(i) * images;
+        const float kept = words.word[i] >= threshold ? value[i] * scale : 0.0f;
+        *target = accumulate ? *target + kept : kept;
+    }
+}
+
 // The same in NHWC: a number a thread, in the order of memory. Each takes its word of the counter that its logical place
 // in the image, of hw pixels, has. Pixels are `*_stride` elements apart.
 extern "C" __global__ void __launch_bounds__(THREADS) dropout_pixels(

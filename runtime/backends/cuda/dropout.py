@@ -17,9 +17,9 @@ from vdnn.runtime.backends.cuda.launch import (
     Arrays,
     Kernels,
     Rows,
-    all_channels_last,
     by,
     check_index,
+    common_layout,
     operands,
 )
 
@@ -41,7 +41,14 @@ def _drop(op: Op, arrays: Arrays, source: str, target: str, kernels: Kernels, st
     x, y = operands(op, arrays, source, target, dtype=kernels.dtype)
     p, step = op.attrs["p"], arrays["step"].ptr
     rule = [op.attrs["key"], ceil(p * 2**32), 1 / (1 - p), bool(op.accumulate)]
-    if all_channels_last(op, x, y):
+    layout = common_layout(op, x, y)
+    if layout == "CHWN":
+        images = y.shape[0]
+        places = y.size // images
+        threads = check_index(images * -(-places // FOUR), "counters of a batch")
+        kernels.launch("dropout_columns", -(-threads // THREADS), [x.ptr, y.ptr, step, images, places, *rule], stream)
+        return
+    if layout == "NHWC":
         n, channels, h, w = y.shape
         blocks = -(-check_index(y.size, "numbers of a batch") // THREADS)
         args = [x.ptr, x.pixel_stride, y.ptr, y.pixel_stride, step, h * w, channels, n * h * w]

@@ -41,6 +41,55 @@ extern "C" __global__ void __launch_bounds__(THREADS) normalize_channel(
         normalize_by<1>(x, x_stride, y, y_stride, inner, chunks, scale, shift);
 }
 
+constexpr int SQUARE = 64;  // images, and pixels of each, that a block of normalize_columns makes
+
+// One channel of all images, CHWN: x begins at that channel of the first image, y at its first pixel. The bytes pass
+// through shared memory; a row of it has a word more, so that bytes of neighbouring images lie in other banks.
+// by_words: rows of x can be read by four bytes; by_pieces: rows of y can be written by 16.
+extern "C" __global__ void __launch_bounds__(THREADS) normalize_columns(
+    const u8* x, i64 x_stride, Real* y, u32 images, u32 pixels, int by_words, int by_pieces, float scale, float shift) {
+    constexpr u32 PITCH = SQUARE + 4, WORDS = SQUARE / 4, PIECES = SQUARE / WIDE;
+    __shared__ u32 words[SQUARE * PITCH / 4];
+    u8* held = reinterpret_cast<u8*>(words);
+    const u32 across = (pixels + SQUARE - 1) / SQUARE, row = blockIdx.x / across;
+    const u32 image = row * SQUARE, pixel = (blockIdx.x - row * across) * SQUARE;
+    x += i64(image) * x_stride + pixel;
+    y += i64(pixel) * images + image;
+    const u32 tall = min(images - image, u32(SQUARE)), broad = min(pixels - pixel, u32(SQUARE));
+    if (by_words) {
+#pragma unroll
+        for (u32 k = 0; k < SQUARE * WORDS / THREADS; ++k) {
+            const u32 i = k * THREADS + threadIdx.x, n = i / WORDS, word = i % WORDS;
+            if (n < tall && 4 * word < broad)
+                words[n * (PITCH / 4) + word] = *reinterpret_cast<const u32*>(x + n * x_stride + 4 * word);
+        }
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < SQUARE * SQUARE / THREADS; ++k) {
+            const u32 i = k * THREADS + threadIdx.x, n = i / SQUARE, p = i % SQUARE;
+            if (n < tall && p < broad) held[n * PITCH + p] = x[n * x_stride + p];
+        }
+    }
+    __syncthreads();
+    if (by_pieces) {
+#pragma unroll
+        for (u32 k = 0; k < SQUARE * PIECES / THREADS; ++k) {
+            const u32 i = k * THREADS + threadIdx.x, p = i / PIECES, n = i % PIECES * WIDE;
+            if (n >= tall || p >= broad) continue;
+            float value[WIDE];
+#pragma unroll
+            for (u32 w = 0; w < WIDE; ++w) value[w] = scaled(held[(n + w) * PITCH + p], scale, shift);
+            store_all(y + i64(p) * images + n, value);
+        }
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < SQUARE * SQUARE / THREADS; ++k) {
+            const u32 i = k * THREADS + threadIdx.x, p = i / SQUARE, n = i % SQUARE;
+            if (n < tall && p < broad) y[i64(p) * images + n] = scaled(held[n * PITCH + p], scale, shift);
+        }
+    }
+}
+
 constexpr int SCALED = 4;  // channels of x that a launch scales
 
 struct Scaling {

@@ -13,19 +13,30 @@ from vdnn.errors import VdnnError
 from vdnn.layers.images import folded_filters
 from vdnn.layers.op import Op
 from vdnn.runtime.backends.cuda.array import DeviceArray
-from vdnn.runtime.backends.cuda.launch import THREADS, Arrays, Kernels, Rows, check_index, operands, pixel_width
+from vdnn.runtime.backends.cuda.launch import (
+    THREADS,
+    Arrays,
+    Kernels,
+    Rows,
+    by,
+    check_index,
+    operands,
+    pixel_width,
+    wide,
+)
 from vdnn.runtime.backends.cuda.source import constants, source
 
-SCALED, STRIP = (constants(source())[name] for name in ("SCALED", "STRIP"))
-"""Channels of x that one launch of normalize_pixels scales, and pixels of a thread."""
+SCALED, STRIP, SQUARE = (constants(source())[name] for name in ("SCALED", "STRIP", "SQUARE"))
+"""Channels of x that one launch of normalize_pixels scales, and pixels of a thread; images, and pixels of each, of a
+block of normalize_columns."""
 
 
 def input_normalize(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """y[n,c] = (x[n,c] / 255 - mean[c]) / std[c].
 
-    x: (N, C, H, W) uint8, NCHW; y: in the activations' dtype, NCHW (one launch a channel) or NHWC (one for SCALED of
-    them), maybe with more channels, which become 0; op.attrs: mean and std, a number for each channel of x, and if y,
-    in NHWC, has a stride in its channels, fold and padding.
+    x: (N, C, H, W) uint8, NCHW; y: in the activations' dtype, NCHW or CHWN (one launch a channel) or NHWC (one for
+    SCALED of them), maybe with more channels, which become 0; op.attrs: mean and std, a number for each channel of x,
+    and if y, in NHWC, has a stride in its channels, fold and padding.
     """
     (x,), (y,) = operands(op, arrays, "x", dtype="uint8"), operands(op, arrays, "y", dtype=kernels.dtype)
     scales = [(1 / (255 * std), -mean / std) for mean, std in zip(op.attrs["mean"], op.attrs["std"], strict=True)]
@@ -33,11 +44,26 @@ def input_normalize(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> No
         _normalize_pixels(op, x, y, scales, kernels, stream)
         return
     hw = y.image_size // y.shape[1]
-    rows = Rows.channel(hw, x, y)
     places = [*enumerate(scales), *[(0, (0.0, 0.0))] * (y.shape[1] - len(scales))]  # any number, times 0
+    if y.is_images_last:
+        _normalize_columns(x, y, places, kernels, stream)
+        return
+    rows = Rows.channel(hw, x, y)
     for c, (of_x, scale) in enumerate(places):
         args = [x.ptr + of_x * hw, x.image_stride, y.ptr + y.itemsize * c * hw, y.image_stride, *rows.args, *scale]
         kernels.launch("normalize_channel", rows.blocks, args, stream)
+
+
+def _normalize_columns(
+    x: DeviceArray, y: DeviceArray, places: list[tuple[int, tuple[float, float]]], kernels: Kernels, stream: Any
+) -> None:
+    images, hw = y.shape[0], check_index(y.image_size // y.shape[1], "pixels of one image")
+    by_words = hw % 4 == 0 and by(4, x, rows=images)
+    by_pieces = images % wide(y) == 0 and by(wide(y), y, rows=1)
+    blocks = -(-images // SQUARE) * -(-hw // SQUARE)
+    for c, (of_x, scale) in enumerate(places):
+        args = [x.ptr + of_x * hw, x.image_stride, y.ptr + y.itemsize * c * hw * images, images, hw]
+        kernels.launch("normalize_columns", blocks, [*args, by_words, by_pieces, *scale], stream)
 
 
 def _normalize_pixels(

@@ -35,8 +35,9 @@ from vdnn.runtime.backends.cuda.pool import pool_backward, pool_forward
 from vdnn.runtime.backends.cuda.prepare import filter_prepare, filter_prepare_all
 from vdnn.runtime.backends.cuda.relu import relu_backward, relu_forward
 from vdnn.runtime.backends.cuda.sgd import sgd_update, sgd_update_all
-from vdnn.runtime.backends.cuda.softmax_loss import softmax_loss_backward, softmax_loss_forward
-from vdnn.runtime.backends.cuda.source import OPTIONS, convert, signatures, source
+from vdnn.runtime.backends.cuda.softmax import rows_bytes, softmax_bytes, softmax_forward
+from vdnn.runtime.backends.cuda.softmax_loss import softmax_loss_backward, softmax_loss_forward, softmax_loss_train
+from vdnn.runtime.backends.cuda.source import MODULES, OPTIONS, convert, signatures, source
 
 CudaKernel = Callable[[Op, Arrays, Kernels, Any], None]
 
@@ -65,8 +66,10 @@ CUDA_KERNELS: Mapping[str, CudaKernel] = {
     "add.forward": add_forward,
     "copy.forward": copy_forward,
     "layout.transform": layout_transform,
+    "softmax.forward": softmax_forward,
     "softmax_loss.forward": softmax_loss_forward,
     "softmax_loss.backward": softmax_loss_backward,
+    "softmax_loss.train": softmax_loss_train,
     "sgd.update": sgd_update,
     "sgd.update_all": sgd_update_all,
 }
@@ -77,6 +80,9 @@ _WORKSPACES: Mapping[str, tuple[str, Callable[[Shape, str], int]]] = {
     "relu.bias_backward": ("dy", channel_bytes),
     "batchnorm.forward": ("x", batchnorm_bytes),
     "batchnorm.backward": ("x", batchnorm_bytes),
+    "softmax.forward": ("x", softmax_bytes),
+    "softmax_loss.forward": ("x", rows_bytes),
+    "softmax_loss.train": ("x", rows_bytes),
 }
 """Op kind → the argument whose shape and layout decide, and the bytes of workspace."""
 
@@ -100,22 +106,28 @@ class KernelSet:
         dtype: of activations and their gradients, a key of source.STORAGE.
 
     Attributes:
-        registers: kernel → registers a thread, once loaded.
+        registers: kernel → registers a thread, of those that are loaded.
     """
 
     def __init__(self, dtype: str = "float32") -> None:
         self.dtype = dtype
         self.registers: dict[str, int] = {}
-        self._signatures = signatures(source(dtype))
+        found = {module: signatures(source(dtype, module)) for module in MODULES}
+        self._signatures = {name: own for kernels in found.values() for name, own in kernels.items()}
+        self._modules = {name: module for module, kernels in found.items() for name in kernels}
         self._functions: dict[str, Any] = {}
 
-    def load(self) -> None:
-        """Compile, and have the driver load every kernel now, as it must not while a graph is captured."""
+    def load(self, module: str = "main") -> None:
+        """Compile a module, a key of source.MODULES, and have the driver load every kernel of it now, as it must not
+        while a graph is captured. Nothing if it is loaded; kernels that are launched are loaded then."""
         import cupy
 
-        module = cupy.RawModule(code=source(self.dtype), options=OPTIONS)
-        for name in self._signatures:
-            self._functions[name] = module.get_function(name)
+        names = [name for name, own in self._modules.items() if own == module]
+        if names[0] in self._functions:
+            return
+        compiled = cupy.RawModule(code=source(self.dtype, module), options=OPTIONS)
+        for name in names:
+            self._functions[name] = compiled.get_function(name)
             self.registers[name] = int(self._functions[name].num_regs)
 
     def launch(self, name: str, blocks: int, args: Sequence[Any], stream: Any) -> None:
@@ -124,8 +136,8 @@ class KernelSet:
         args: in the order of the kernel's signature; addresses as int, flags as bool, tables as NumPy arrays of one
             element.
         """
-        if not self._functions:
-            self.load()
+        if name not in self._functions:
+            self.load(self._modules[name])
         if not 0 < blocks < INDEX_LIMIT:
             raise VdnnError(f"kernel '{name}': expected from 1 to {INDEX_LIMIT - 1} blocks, got {blocks}")
         values = convert(name, self._signatures[name], args)

@@ -1,6 +1,6 @@
 """How a tensor becomes arguments of a kernel: checks, rows, alignment, and the grid.
 
-x, y = rows_of(op, arrays, "x", "y")       # batches in NHWC as (N * H * W, C)
+x, y = rows_of(op, arrays, "x", "y")       # batches in NHWC as (N * H * W, C), in CHWN as one image
 rows = Rows.of(x, y)                       # one long row if no tensor has gaps, else a row an image or pixel
 kernels.launch("copy_rows", rows.blocks, [x.ptr, rows.stride(x), y.ptr, rows.stride(y), *rows.args, 0], stream)
 """
@@ -45,27 +45,52 @@ def operands(op: Op, arrays: Arrays, *names: str, dtype: str = "float32") -> lis
     """
     found = [arrays[name] for name in names]
     for name, array in zip(names, found, strict=True):
-        whole = array.has_whole_pixels if array.is_channels_last else array.has_whole_images
+        if array.is_images_last:
+            whole = array.is_whole_chwn
+        else:
+            whole = array.has_whole_pixels if array.is_channels_last else array.has_whole_images
         if array.dtype != dtype or not whole:
             got = f"{array.dtype} {array.layout} with strides {array.strides} for shape {array.shape}"
             raise VdnnError(
                 f"op '{op.name}' (layer '{op.layer}'), tensor '{name}': expected {dtype} whose images lie without gaps "
-                f"in NCHW order, or whose pixels do in NHWC order, got {got}; the cuda backend has no other"
+                f"in NCHW order, whose pixels do in NHWC order, or without any in CHWN order, got {got}; the cuda "
+                "backend has no other"
             )
     return found
 
 
 def rows_of(op: Op, arrays: Arrays, *names: str, dtype: str = "float32") -> list[DeviceArray]:
-    """`operands`, of which batches in NHWC become rows of channels, (N * H * W, C): a pixel is an image of one."""
-    return [array.pixels() if array.is_channels_last else array for array in operands(op, arrays, *names, dtype=dtype)]
+    """`operands`, batches of one layout. Those in NHWC become rows of channels, (N * H * W, C): a pixel is an image of
+    one. Those in CHWN become one image each, (1, C, H * W * N, 1)."""
+    found = operands(op, arrays, *names, dtype=dtype)
+    layout = common_layout(op, *found)
+    if layout == "CHWN":
+        return [array.one_image() for array in found]
+    return [array.pixels() for array in found] if layout == "NHWC" else found
+
+
+def common_layout(op: Op, *tensors: DeviceArray) -> str:
+    """The layout that these batches lie in, one for all of them, else VdnnError.
+
+    Vectors, and images of one pixel in NHWC, lie in NCHW.
+    """
+    layouts = [layout_of(tensor) for tensor in tensors]
+    if len(set(layouts)) > 1:
+        got = " and ".join(dict.fromkeys(layouts))
+        raise VdnnError(f"op '{op.name}' (layer '{op.layer}'): expected batches of one layout, got {got}")
+    return layouts[0]
+
+
+def layout_of(tensor: DeviceArray) -> str:
+    """In which layout its numbers lie, NCHW where it is one of several."""
+    if tensor.is_images_last:
+        return "CHWN"
+    return "NHWC" if tensor.is_channels_last else "NCHW"
 
 
 def all_channels_last(op: Op, *tensors: DeviceArray) -> bool:
     """Whether these batches are all in NHWC; VdnnError if only some are."""
-    found = {tensor.is_channels_last for tensor in tensors}
-    if len(found) > 1:
-        raise VdnnError(f"op '{op.name}' (layer '{op.layer}'): expected batches of one layout, got NCHW and NHWC")
-    return found == {True}
+    return common_layout(op, *tensors) == "NHWC"
 
 
 def wide(*tensors: DeviceArray) -> int:

@@ -2,8 +2,8 @@
 
     lrn_forward(op, {"x": x, "y": y}, kernels, stream)
 
-x, y, dy, dx (N, C, H, W), activations, any of them channels of a larger tensor; op.attrs: size, alpha, beta, k.
-Formulas of the gradient: vdnn.runtime.backends.cpu.lrn.
+x, y, dy, dx (N, C, H, W), activations, all in one layout, any of them channels of a larger tensor; op.attrs: size,
+alpha, beta, k. Formulas of the gradient: vdnn.runtime.backends.cpu.lrn.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from vdnn.runtime.backends.cuda.launch import (
     THREADS,
     Arrays,
     Kernels,
-    all_channels_last,
     check_index,
+    common_layout,
     operands,
     pixel_width,
 )
@@ -32,8 +32,8 @@ FOUR = 4
 
 def lrn_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """y = x * scale^-beta."""
-    x, y = operands(op, arrays, "x", "y", dtype=kernels.dtype)
-    if all_channels_last(op, x, y):
+    (x, y), by_pixels = _operands(op, arrays, kernels, "x", "y")
+    if by_pixels:
         blocks, shape = _pixels(op, x, y)
         args = [x.ptr, x.pixel_stride, y.ptr, y.pixel_stride, *shape, *_formula(op)]
         kernels.launch("lrn_pixels_forward", blocks, args, stream)
@@ -45,14 +45,20 @@ def lrn_forward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
 
 def lrn_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None:
     """dx from x, y and dy; added to dx if op accumulates it."""
-    found = operands(op, arrays, "x", "y", "dy", "dx", dtype=kernels.dtype)
-    by_pixels = all_channels_last(op, *found)
+    found, by_pixels = _operands(op, arrays, kernels, "x", "y", "dy", "dx")
     blocks, shape = _pixels(op, *found) if by_pixels else _columns(found[0])
     steps = [array.pixel_stride if by_pixels else array.image_stride for array in found]
     pointers = [value for array, step in zip(found, steps, strict=True) for value in (array.ptr, step)]
     slope = 2 * op.attrs["alpha"] * op.attrs["beta"] / op.attrs["size"]
     args = [*pointers, *shape, *_formula(op), slope, bool(op.accumulate)]
     kernels.launch("lrn_pixels_backward" if by_pixels else "lrn_backward", blocks, args, stream)
+
+
+def _operands(op: Op, arrays: Arrays, kernels: Kernels, *names: str) -> tuple[list[DeviceArray], bool]:
+    """The batches, as one image each if they lie in CHWN, and whether they lie in NHWC."""
+    found = operands(op, arrays, *names, dtype=kernels.dtype)
+    layout = common_layout(op, *found)
+    return [array.one_image() for array in found] if layout == "CHWN" else found, layout == "NHWC"
 
 
 def _columns(x: DeviceArray) -> tuple[int, tuple[int, int, int]]:

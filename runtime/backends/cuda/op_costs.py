@@ -1,22 +1,40 @@
-"""What each op can cost on this GPU: the algorithms of convolutions, and for other ops the one way there is, all timed.
+"""What each op can cost on this GPU: the algorithms of convolutions, the variants of other kernels, all of them timed.
 
-costs = OpCosts(search, times, "NHWC")
+costs = OpCosts(measures.of, "NHWC")
 costs.candidates(op, program)         # fastest first
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vdnn.layers.op import Op, Program
 from vdnn.memory.costs import Candidate
 from vdnn.runtime.backends.cuda.kernels import workspace_bytes
+from vdnn.runtime.backends.cuda.layout import transform_candidates
+from vdnn.runtime.backends.cuda.measures import Measures
 from vdnn.runtime.backends.cuda.op_times import OpTimes
+from vdnn.runtime.backends.cuda.pool import pool_candidates
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, unplaced_problem
-from vdnn.runtime.backends.cuda.search import Search
 
 GEMM_WORKSPACE = 4 * 2**20
 """Bytes for a matrix product; cuBLAS recommends 32 MiB on Hopper and takes less."""
+
+Variants = Callable[[Op, Program], Sequence[str]]
+VARIANTS: Mapping[str, Variants] = {
+    "layout.transform": transform_candidates,
+    "pool.forward": pool_candidates,
+    "pool.backward": pool_candidates,
+}
+"""Op kind → labels of the ways in which its kernel can compute an op, which it is told in op.attrs["algorithm"]."""
+
+
+def layout_of(op: Op, program: Program, usual: str) -> str:
+    """The layout of the images that `op` makes, or else reads; `usual` where it has none."""
+    names = (*op.writes.values(), *op.reads.values())
+    specs = (program.tensors[name] for name in names)
+    return next((s.layout for s in specs if len(s.shape) == 4 and s.role in ("act", "grad")), usual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,32 +42,44 @@ class OpCosts:
     """Candidates of ops, measured when they are asked for.
 
     Args:
-        search: of convolutions. times: of all other ops, and of what follows a convolution.
-        layout: of batches of images, "NCHW" or "NHWC".
+        measures: of each layout.
+        layout: under which ops without images are kept, "NCHW", "NHWC" or "CHWN".
     """
 
-    search: Search
-    times: OpTimes
+    measures: Callable[[str], Measures]
     layout: str
 
     def candidates(self, op: Op, program: Program) -> tuple[Candidate, ...]:
-        """Measured algorithms of a convolution, fastest first; of another op the only one."""
+        """Measured algorithms, fastest first; "KERNEL" or "default" where there is one way."""
+        layout = layout_of(op, program, self.layout)
+        found = self.measures(layout)
+        times = found.times
         if op.kind in CONV_KINDS:
-            found, bias_ms = self.search.candidates(unplaced_problem(op, program)), self._bias_ms(op, program)
-            return tuple(replace(c, time_ms=self.times.in_step_ms(c.time_ms) + bias_ms) for c in found)
+            found.load()
+            # a kernel in CHWN adds the bias itself
+            bias_ms = 0.0 if layout == "CHWN" else _bias_ms(op, program, times)
+            options = found.search.candidates(unplaced_problem(op, program))
+            return tuple(replace(c, time_ms=times.in_step_ms(c.time_ms) + bias_ms) for c in options)
         if op.kind in LINEAR_KINDS:
-            return (Candidate("CUBLAS", self.times.time_ms(op, program, GEMM_WORKSPACE), GEMM_WORKSPACE),)
+            return (Candidate("CUBLAS", times.time_ms(op, program, GEMM_WORKSPACE), GEMM_WORKSPACE),)
         shapes = {arg: program.tensors[t].shape for arg, t in (*op.reads.items(), *op.writes.items())}
-        scratch = workspace_bytes(op.kind, shapes, self.layout)
-        return (Candidate("KERNEL" if scratch else "default", self.times.time_ms(op, program, scratch), scratch),)
+        scratch = workspace_bytes(op.kind, shapes, layout)
+        labels = VARIANTS[op.kind](op, program) if op.kind in VARIANTS else ()
+        if len(labels) < 2:
+            return (Candidate("KERNEL" if scratch else "default", times.time_ms(op, program, scratch), scratch),)
+        made = (Candidate(label, times.time_ms(op, program, scratch, label), scratch) for label in labels)
+        return tuple(sorted(made, key=lambda c: c.time_ms))
 
     def knows_all(self, op: Op, program: Program) -> bool:
         """Whether every algorithm of a convolution could be measured within the limit; True for other kinds."""
-        return op.kind not in CONV_KINDS or self.search.knows_all(unplaced_problem(op, program))
+        if op.kind not in CONV_KINDS:
+            return True
+        return self.measures(layout_of(op, program, self.layout)).search.knows_all(unplaced_problem(op, program))
 
-    def _bias_ms(self, op: Op, program: Program) -> float:
-        """Time of the kernel that adds a bias alone; where an activation follows, the search has counted it."""
-        if "b" not in op.reads or "activation" in op.attrs:
-            return 0.0
-        alone = replace(op, reads={"b": op.reads["b"]}, writes={"y": op.writes["y"]}, attrs={})
-        return self.times.time_ms(alone, program, 0)
+
+def _bias_ms(op: Op, program: Program, times: OpTimes) -> float:
+    """Time of the kernel that adds a bias alone; where an activation follows, the search has counted it."""
+    if "b" not in op.reads or "activation" in op.attrs:
+        return 0.0
+    alone = replace(op, reads={"b": op.reads["b"]}, writes={"y": op.writes["y"]}, attrs={})
+    return times.time_ms(alone, program, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from vdnn.layers.op import Op, Program
@@ -55,9 +55,14 @@ class OpTimes:
     _estimated: dict[str, float] = field(default_factory=dict)
     _announced: bool = False
 
-    def time_ms(self, op: Op, program: Program, workspace_bytes: int) -> float:
-        """Time of `op` within a step, whose place in memory `program` tells; an estimate if it does not fit."""
+    def time_ms(self, op: Op, program: Program, workspace_bytes: int, variant: str = "") -> float:
+        """Time of `op` within a step, whose place in memory `program` tells; an estimate if it does not fit.
+
+        variant: which of several ways its kernel is to take, told it as the algorithm.
+        """
         key = self._key(op_key(op, program, workspace_bytes))
+        if variant:
+            op, key = replace(op, attrs={**op.attrs, "algorithm": variant}), f"{key} by {variant}"
         if key in self.kept.ops:
             return self.kept.ops[key]
         if key in self._estimated:

@@ -10,13 +10,13 @@ timing, filled at copy speed, and every element is known from its place.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd, prod, sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vdnn.layers.tensor import DTYPE_BYTES
 from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvProblem
 from vdnn.runtime.bfloat16 import from_bfloat16, to_bfloat16
 
@@ -39,6 +39,14 @@ def load(bits: NDArray[Any], dtype: str) -> NDArray[np.float32]:
     return from_bfloat16(bits) if dtype == "bfloat16" else bits.astype(np.float32)
 
 
+@lru_cache(maxsize=8)
+def _block(seed: int, count: int, size: float, dtype: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """Bits and values of `count` normal numbers times `size`; kept, as every problem of a search begins with them."""
+    numbers = np.random.default_rng(seed).standard_normal(count).astype(np.float32) * np.float32(size)
+    bits = store(numbers, dtype)
+    return bits, load(bits, dtype)
+
+
 class Operands:
     """What "x", "w" and "y" of a problem hold, and the bias "b" of its epilogue."""
 
@@ -50,9 +58,7 @@ class Operands:
         self._bits, self._values = {}, {}
         for seed, (role, size) in enumerate(scales.items()):
             count = PERIOD if role != "b" else problem.w[0]
-            block = np.random.default_rng(seed).standard_normal(count).astype(np.float32) * np.float32(size)
-            self._bits[role] = store(block, problem.dtype)
-            self._values[role] = load(self._bits[role], problem.dtype)
+            self._bits[role], self._values[role] = _block(seed, count, size, problem.dtypes()[role])
 
     @property
     def bias(self) -> NDArray[np.float32]:
@@ -61,7 +67,8 @@ class Operands:
 
     @property
     def repeat(self) -> int:
-        """Images after which both operands of a filter gradient begin anew."""
+        """Images after which both operands of a filter gradient begin anew; in CHWN, where all images lie side by
+        side, that many that none does."""
         strides = self.problem.strides()
         return max(PERIOD // gcd(PERIOD, strides[role][0]) for role in OPERANDS["wgrad"][:2])
 
@@ -77,7 +84,7 @@ class Operands:
     def fill(self, role: str, address: int, count: int, runtime: Any, stream: Any) -> None:
         """Put `count` elements of an operand, those between its own among them, to `address` on the device."""
         bits = self._bits[role]
-        size, filled = DTYPE_BYTES[self.problem.dtype], min(count, bits.size)
+        size, filled = bits.itemsize, min(count, bits.size)
         runtime.memcpy(address, bits.ctypes.data, size * filled, runtime.memcpyHostToDevice)
         runtime.deviceSynchronize()  # else another stream may read what has not arrived yet
         while filled < count:

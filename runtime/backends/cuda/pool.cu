@@ -4,6 +4,10 @@
 enum Mode { MAXIMUM = 0, AVERAGE = 1, AVERAGE_INSIDE = 2 };  // AVERAGE_INSIDE leaves padding out of the divisor
 constexpr u32 NO_WINNER = 255;                               // vdnn.layers.pool.NO_WINNER
 
+// n / d for n up to 2^31, by what `inverse` of pool.py gives for d: ceil(2^(31 + l) / d) and, in the upper half, 31 + l,
+// where 2^l is the first power of two that is not below d.
+__device__ __forceinline__ u32 quotient(u32 n, u64 by) { return u32(u64(n) * u32(by) >> u32(by >> 32)); }
+
 // Window sizes and strides, vertical and horizontal.
 struct Windows {
     u32 h, w, p, q, r, s, down, right, top, left;
@@ -19,6 +23,20 @@ __device__ __forceinline__ float average_weight(const Windows& g, int row, int c
 
 // Whether a maximum passes on to `value`. The first NaN wins over everything.
 __device__ __forceinline__ bool wins(float best, float value) { return value > best || value != value; }
+
+// Replaces `best` by `value` where that wins, and says whether it did; of 0 and -0 it may take 0, but says no.
+__device__ __forceinline__ bool take(float& best, float value) {
+#if __CUDA_ARCH__ >= 800
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(best), "f"(value));
+    const bool better = larger != best;
+    best = larger;
+#else
+    const bool better = wins(best, value);
+    best = better ? value : best;
+#endif
+    return better;
+}
 
 // The window whose first pixel is (row, column) of `plane`, combined in row order; `winner` is the place of a maximum.
 template <bool MAX>
@@ -119,39 +137,4 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool_backward(
     Real* target = dx + i64(image) * dx_stride + pixel;
     const float total = accumulate ? *target : 0.0f;
     *target = pixel_gradient(g, known, dy + i64(image) * dy_stride + outputs, row, column, mode, total);
-}
-
-// dx of an average over whole planes of hw pixels: rows of `inner` = C * hw numbers, all of a plane the same.
-template <int WIDTH>
-__device__ __forceinline__ void spread_by(
-    const Real* dy, Real* dx, u32 hw, u32 inner, u32 start, int accumulate) {
-    const float weight = 1.0f / float(hw);
-#pragma unroll
-    for (int k = 0; k < UNROLL; ++k) {
-        const u32 i = start + (k * THREADS + threadIdx.x) * WIDTH;
-        if (i >= inner) return;
-        u32 plane = i / hw;
-        u32 left = hw - (i - plane * hw);  // pixels of the plane from i on
-        float share = dy[plane] * weight, total[WIDTH] = {};
-        if (accumulate) load<false>(dx, i, inner, total);
-#pragma unroll
-        for (int j = 0; j < WIDTH; ++j) {
-            if (left == 0) share = i + j < inner ? dy[++plane] * weight : 0.0f, left = hw;
-            total[j] += share;
-            --left;
-        }
-        store<false>(dx, i, inner, total);
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) pool_spread(
-    const Real* dy, i64 dy_stride, Real* dx, i64 dx_stride, u32 hw, u32 inner, u32 chunks, int width,
-    int accumulate) {
-    const u32 image = blockIdx.x / chunks, chunk = blockIdx.x - image * chunks;
-    dy += i64(image) * dy_stride;
-    dx += i64(image) * dx_stride;
-    if (width == WIDE)
-        spread_by<WIDE>(dy, dx, hw, inner, chunk * (THREADS * UNROLL * WIDE), accumulate);
-    else
-        spread_by<1>(dy, dx, hw, inner, chunk * (THREADS * UNROLL), accumulate);
 }

@@ -1,9 +1,10 @@
 // Pooling over square windows whose size R, step and padding are known when this is compiled; see pool.py and pool.cu.
 //
-// A thread of forward has GROUP outputs side by side; one of backward has ROWS rows of the STEP * GROUP pixels beside
-// them, and every window that holds one of these. GROUP is POOL_GROUP where rows of pixels can be loaded by fours, else
-// 1. ROWS is POOL_ROWS, or twice that by indices at a step of 1, where blocks share most windows with their neighbours.
-// All places within windows are then constants. Names of kernels end in R, step, padding.
+// A thread of forward has GROUP outputs side by side, where rows of pixels can be loaded by fours; pool_planes.cu has
+// others. One of backward has ROWS rows of the STEP * GROUP pixels beside them, and every window that holds one of these;
+// by x and y, or of an average, GROUP is 1 where rows cannot be loaded by fours. ROWS is POOL_ROWS, or twice that by
+// indices at a step of 1, where blocks share most windows with their neighbours. All places within windows are then
+// constants. Names of kernels end in R, step, padding.
 
 constexpr int POOL_GROUP = 4;
 constexpr int POOL_ROWS = 2;
@@ -111,7 +112,7 @@ __device__ __forceinline__ void pool_block(
     store_row(y + u32(p) * g.q, q, int(g.q), aligned & OUTPUTS, total);
     if (!INDEXED) return;
     indices += u32(p) * g.q + u32(q);
-    if (G::GROUP == 4 && (aligned & OUTPUTS)) {
+    if (aligned & OUTPUTS) {
         u32 packed = 0;
 #pragma unroll
         for (int k = 0; k < G::GROUP; ++k) packed |= winner[k] << (8 * k);
@@ -157,10 +158,7 @@ __device__ __forceinline__ void forward_fixed(
     x += i64(image) * x_stride;
     y += i64(image) * y_stride;
     if (indices) indices += i64(image) * indices_stride;
-    if (aligned & PIXELS)
-        forward_group<Fixed<R, STEP, PAD, POOL_GROUP>>(x, y, indices, g, block, aligned, mode);
-    else
-        forward_group<Fixed<R, STEP, PAD, 1>>(x, y, indices, g, block, 0, mode);
+    forward_group<Fixed<R, STEP, PAD, POOL_GROUP>>(x, y, indices, g, block, aligned, mode);
 }
 
 // ---- backward
@@ -259,13 +257,13 @@ __device__ __forceinline__ void backward_group(
 template <int R, int STEP, int PAD, Teller BY>
 __device__ __forceinline__ void backward_fixed(
     const Plane& of, const Sizes& g, u32 block, int aligned, int mode, int accumulate) {
-    constexpr int ROWS = BY == BY_INDICES && STEP == 1 ? 2 * POOL_ROWS : POOL_ROWS;
     if (aligned & PIXELS)
-        backward_group<Fixed<R, STEP, PAD, POOL_GROUP, ROWS>, BY>(of, g, block, aligned, mode, accumulate);
+        backward_group<Fixed<R, STEP, PAD, POOL_GROUP>, BY>(of, g, block, aligned, mode, accumulate);
     else
-        backward_group<Fixed<R, STEP, PAD, 1, ROWS>, BY>(of, g, block, 0, mode, accumulate);
+        backward_group<Fixed<R, STEP, PAD, 1>, BY>(of, g, block, 0, mode, accumulate);
 }
 
+// By indices, where rows of pixels can be loaded by fours.
 template <int R, int STEP, int PAD>
 __device__ __forceinline__ void indexed(
     const u8* indices, i64 indices_stride, Source y, Source dy, Real* dx, i64 dx_stride, const Sizes& g, u32 blocks,
@@ -274,7 +272,8 @@ __device__ __forceinline__ void indexed(
     if (block >= blocks) return;
     const Plane of{nullptr, y.data ? y.data + i64(image) * y.stride : nullptr, dy.data + i64(image) * dy.stride,
                    indices + i64(image) * indices_stride, dx + i64(image) * dx_stride};
-    backward_fixed<R, STEP, PAD, BY_INDICES>(of, g, block, aligned, MAXIMUM, accumulate);
+    constexpr int ROWS = STEP == 1 ? 2 * POOL_ROWS : POOL_ROWS;
+    backward_group<Fixed<R, STEP, PAD, POOL_GROUP, ROWS>, BY_INDICES>(of, g, block, aligned, MAXIMUM, accumulate);
 }
 
 template <int R, int STEP, int PAD>

@@ -1,8 +1,9 @@
-// Maxima in NHWC over square windows whose size R, step and padding are known when this is compiled; see pool.py.
+// Maxima in NHWC over square windows whose size R and step are known when this is compiled; see pool.py.
 //
-// A thread has the channels of 16 bytes, in four words, and ROWS outputs one below the other, or by indices as many rows
-// of STEP pixels: what lies in two windows is loaded once. A maximum over a window is the maximum of its rows' maxima,
-// and the first of equal ones in both; so a row serves all windows of a thread. Names of kernels end in R, step, padding.
+// A thread has the channels of 16 bytes, in four words, and a tile of ROWS x COLUMNS outputs, or by indices as many
+// blocks of STEP x STEP pixels: what lies in several windows is loaded once. A maximum over a window is the maximum of
+// its rows' maxima, and the first of equal ones in both; so a row serves all windows of a thread. The kernels, one for
+// each tile, are in pool_tiles.cu.
 
 constexpr int WORDS = 4;
 constexpr u32 NUMBERS_OF_WORD = WIDE / WORDS;  // that two are side by side in a word, or one
@@ -17,19 +18,22 @@ __device__ __forceinline__ constexpr u32 spread(u32 value) { return NUMBERS_OF_W
 template <class T>
 struct Word;
 
-// Replaces `best` by `value` where that wins; ones there, else zeros. NaN wins, and stays.
+// `take` replaces `best` by `value` where that wins. All give ones where the answer is yes, else zeros. NaN wins, and
+// stays.
 template <>
 struct Word<float> {
     static constexpr u32 LOWEST = 0xff800000u;
     static __device__ __forceinline__ u32 take(u32& best, u32 value) {
-        const bool better = wins(__int_as_float(best), __int_as_float(value));
-        best = better ? value : best;
+        float number = __int_as_float(best);
+        const bool better = ::take(number, __int_as_float(value));
+        best = __float_as_uint(number);
         return better ? 0xffffffffu : 0;
     }
     static __device__ __forceinline__ u32 is_nan(u32 word) {
         const float value = __int_as_float(word);
         return value != value ? 0xffffffffu : 0;
     }
+    static __device__ __forceinline__ u32 is_positive(u32 word) { return __int_as_float(word) > 0 ? 0xffffffffu : 0; }
 };
 
 template <class T>
@@ -49,6 +53,13 @@ __device__ __forceinline__ u32 nan_halves(u32 word) {
     return (first != first ? 0xffffu : 0) | (second != second ? 0xffff0000u : 0);
 }
 
+template <class T>
+__device__ __forceinline__ u32 positive_halves(u32 word) {
+    float first, second;
+    T::unpack(word, first, second);
+    return (first > 0 ? 0xffffu : 0) | (second > 0 ? 0xffff0000u : 0);
+}
+
 // PTX compares two numbers of 16 bits at once. Of 0 and -0 it takes 0, but the place of the first.
 template <>
 struct Word<bfloat16> {
@@ -65,6 +76,15 @@ struct Word<bfloat16> {
 #endif
     }
     static __device__ __forceinline__ u32 is_nan(u32 word) { return nan_halves<bfloat16>(word); }
+    static __device__ __forceinline__ u32 is_positive(u32 word) {
+#if __CUDA_ARCH__ >= 900
+        u32 mask;
+        asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(mask) : "r"(word), "r"(0));
+        return mask;
+#else
+        return positive_halves<bfloat16>(word);
+#endif
+    }
 };
 
 template <>
@@ -82,14 +102,25 @@ struct Word<float16> {
 #endif
     }
     static __device__ __forceinline__ u32 is_nan(u32 word) { return nan_halves<float16>(word); }
+    static __device__ __forceinline__ u32 is_positive(u32 word) {
+#if __CUDA_ARCH__ >= 800
+        u32 mask;
+        asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(mask) : "r"(word), "r"(0));
+        return mask;
+#else
+        return positive_halves<float16>(word);
+#endif
+    }
 };
 
 using RealWord = Word<Real>;
 
+// Of a pixel that is not there what nothing is lower than. A load and a choice, so that a thread can start many loads at
+// once.
 __device__ __forceinline__ Pack load_pack(const Real* at, bool there) {
-    if (!there) return {{RealWord::LOWEST, RealWord::LOWEST, RealWord::LOWEST, RealWord::LOWEST}};
     const uint4 four = *reinterpret_cast<const uint4*>(at);
-    return {{four.x, four.y, four.z, four.w}};
+    return {{there ? four.x : RealWord::LOWEST, there ? four.y : RealWord::LOWEST, there ? four.z : RealWord::LOWEST,
+             there ? four.w : RealWord::LOWEST}};
 }
 
 // `best` and `winner` take over where `value` wins, whose places are `place` + offset.
@@ -111,244 +142,197 @@ __device__ __forceinline__ void store_places(u8* at, const Pack& place) {
     store_all(at, byte);
 }
 
-// This thread's channels, `first` on, and its block of pixels or outputs: blocks of ROWS x COLUMNS in images of
-// rows x columns.
-template <int ROWS, int COLUMNS>
-struct Strip {
-    u32 image, row, column, first;
+// How threads are shared out over the batch, and what to multiply by to divide; see quotient.
+struct Tiling {
+    u32 h, w, p, q, pad, images, groups;
+    u64 by_groups, by_across, by_along;
+};
 
-    __device__ Strip(u32 rows, u32 columns, u32 groups) {
+// This thread's channels, `first` on, and the first of its ROWS x COLUMNS outputs or blocks of pixels: an image has
+// `along` tiles in a column, and `across` in a row.
+template <int ROWS, int COLUMNS>
+struct Tile {
+    u32 image, first;
+    int row, column;
+
+    __device__ Tile(const Tiling& g, u32 rows, u32 columns) {
         const u32 along = (rows + ROWS - 1) / ROWS, across = (columns + COLUMNS - 1) / COLUMNS;
-        const u32 unit = blockIdx.x * THREADS + threadIdx.x, block = unit / groups;
-        first = (unit - block * groups) * WIDE;
-        const u32 strip = block / across;
-        column = (block - strip * across) * COLUMNS;
-        image = strip / along;
-        row = (strip - image * along) * ROWS;
+        const u32 unit = blockIdx.x * THREADS + threadIdx.x, tile = quotient(unit, g.by_groups);
+        first = (unit - tile * g.groups) * WIDE;
+        const u32 strip = quotient(tile, g.by_across);
+        column = int(tile - strip * across) * COLUMNS;
+        image = quotient(strip, g.by_along);
+        row = int(strip - image * along) * ROWS;
     }
 };
 
-template <int R, int STEP, int PAD, bool INDEXED>
-__device__ __forceinline__ void pool_strip(
-    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, const Sizes& g, u32 images,
-    u32 groups) {
-    constexpr int ROWS = STEP == 1 ? 2 * POOL_ROWS : POOL_ROWS, HEIGHT = (ROWS - 1) * STEP + R;
-    const Strip<ROWS, 1> at(g.p, g.q, groups);
-    if (at.image >= images) return;
-    const int top = int(at.row) * STEP - PAD, left = int(at.column) * STEP - PAD;
-    const i64 row_stride = i64(g.w) * x_stride;
-    const Real* row = x + (i64(at.image) * g.h + top) * row_stride + left * x_stride + at.first;
-    Pack best[ROWS], winner[ROWS];
+__device__ __forceinline__ int within(int at, int end) { return min(max(at, 0), end - 1); }
+
+template <int R, int STEP, int ROWS, int COLUMNS, bool INDEXED>
+__device__ __forceinline__ void pool_tile(
+    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, const Tiling& g) {
+    constexpr int HEIGHT = (ROWS - 1) * STEP + R, WIDTH = (COLUMNS - 1) * STEP + R;
+    const Tile<ROWS, COLUMNS> at(g, g.p, g.q);
+    if (at.image >= g.images) return;
+    const int h_end = int(g.h), w_end = int(g.w);
+    const int top = at.row * STEP - int(g.pad), left = at.column * STEP - int(g.pad);
+    x += i64(at.image) * (g.h * g.w) * x_stride + at.first;
+    Pack best[ROWS][COLUMNS], winner[ROWS][COLUMNS];
 #pragma unroll
     for (int k = 0; k < ROWS; ++k)
 #pragma unroll
-        for (int w = 0; w < WORDS; ++w) {
-            best[k].word[w] = RealWord::LOWEST;
-            winner[k].word[w] = spread(u32(max(-top - k * STEP, 0) * R + max(-left, 0)));
-        }
-#pragma unroll
-    for (int i = 0; i < HEIGHT; ++i) {
-        const int h = top + i;
-        const bool inside = h >= 0 && h < int(g.h);
-        Pack cell[R], place = {};
-#pragma unroll
-        for (int s = 0; s < R; ++s)
-            cell[s] = load_pack(row + s * x_stride, inside && left + s >= 0 && left + s < int(g.w));
-        row += row_stride;
-#pragma unroll
-        for (int s = 1; s < R; ++s) take_over<INDEXED>(cell[0], place, cell[s], Pack{}, spread(s));
-#pragma unroll
-        for (int k = 0; k < ROWS; ++k) {
-            const int r = i - k * STEP;
-            if (r >= 0 && r < R) take_over<INDEXED>(best[k], winner[k], cell[0], place, spread(r * R));
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < ROWS; ++k) {
-        if (at.row + k >= g.p) return;
-        const i64 output = (i64(at.image) * g.p + at.row + k) * g.q + at.column;
-        const u32* word = best[k].word;
-        *reinterpret_cast<uint4*>(y + output * y_stride + at.first) = make_uint4(word[0], word[1], word[2], word[3]);
-        if constexpr (INDEXED) {
+        for (int l = 0; l < COLUMNS; ++l)
 #pragma unroll
             for (int w = 0; w < WORDS; ++w) {
-                const u32 mask = RealWord::is_nan(word[w]);
-                winner[k].word[w] = (spread(NO_WINNER) & mask) | (winner[k].word[w] & ~mask);
+                best[k][l].word[w] = RealWord::LOWEST;
+                winner[k][l].word[w] = spread(u32(max(-top - k * STEP, 0) * R + max(-left - l * STEP, 0)));
             }
-            store_places(indices + output * indices_stride + at.first, winner[k]);
+#pragma unroll
+    for (int i = 0; i < HEIGHT; ++i) {
+        const bool inside = top + i >= 0 && top + i < h_end;
+        const u32 row = u32(within(top + i, h_end)) * g.w;
+        Pack cell[WIDTH];
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) {
+            const bool there = inside && left + j >= 0 && left + j < w_end;
+            cell[j] = load_pack(x + (row + u32(within(left + j, w_end))) * u32(x_stride), there);
+        }
+#pragma unroll
+        for (int l = 0; l < COLUMNS; ++l) {
+            Pack largest = cell[l * STEP], place = {};
+#pragma unroll
+            for (int s = 1; s < R; ++s) take_over<INDEXED>(largest, place, cell[l * STEP + s], Pack{}, spread(s));
+#pragma unroll
+            for (int k = 0; k < ROWS; ++k) {
+                const int r = i - k * STEP;
+                if (r >= 0 && r < R) take_over<INDEXED>(best[k][l], winner[k][l], largest, place, spread(r * R));
+            }
         }
     }
+#pragma unroll
+    for (int k = 0; k < ROWS; ++k)
+#pragma unroll
+        for (int l = 0; l < COLUMNS; ++l) {
+            if (at.row + k >= int(g.p) || at.column + l >= int(g.q)) continue;
+            const i64 output = i64(at.image) * (g.p * g.q) + u32(at.row + k) * g.q + u32(at.column + l);
+            const u32* word = best[k][l].word;
+            *reinterpret_cast<uint4*>(y + output * y_stride + at.first) =
+                make_uint4(word[0], word[1], word[2], word[3]);
+            if constexpr (INDEXED) {
+#pragma unroll
+                for (int w = 0; w < WORDS; ++w) {
+                    const u32 mask = RealWord::is_nan(word[w]);
+                    winner[k][l].word[w] = (spread(NO_WINNER) & mask) | (winner[k][l].word[w] & ~mask);
+                }
+                store_places(indices + output * indices_stride + at.first, winner[k][l]);
+            }
+        }
 }
 
 // What WIDE channels of a window pass on, and to which of its places, as they lie in memory.
 struct Passing {
-    uint4 dy, y;
+    Pack dy;
     u32 place[WIDE / 4];
 };
 
-// Of the window at `output`, or of none, whose places are NO_WINNER: a load and a choice, so that a thread can start
-// many loads at once.
+__device__ __forceinline__ Pack load_words(const Real* at) {
+    const uint4 four = *reinterpret_cast<const uint4*>(at);
+    return {{four.x, four.y, four.z, four.w}};
+}
+
+// Of the window at `output`, or of none, whose places are NO_WINNER.
 template <bool MASKED>
 __device__ __forceinline__ Passing load_passing(
-    Pixels<u8> indices, Pixels<Real> y, Pixels<Real> dy, i64 output, u32 first, bool there) {
+    Pixels<u8> indices, Pixels<Real> y, Pixels<Real> dy, u32 output, bool there) {
     Passing of;
-    const u32* places = reinterpret_cast<const u32*>(indices.data + output * indices.stride + first);
+    const u32* places = reinterpret_cast<const u32*>(indices.data + output * u32(indices.stride));
     if constexpr (WIDE == 8) {
         const uint2 two = *reinterpret_cast<const uint2*>(places);
         of.place[0] = two.x, of.place[WIDE / 4 - 1] = two.y;
     } else {
         of.place[0] = *places;
     }
-    of.dy = *reinterpret_cast<const uint4*>(dy.data + output * dy.stride + first);
-    if (MASKED) of.y = *reinterpret_cast<const uint4*>(y.data + output * y.stride + first);
+    of.dy = load_words(dy.data + output * u32(dy.stride));
+    if (MASKED) {
+        const Pack mask = load_words(y.data + output * u32(y.stride));
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) of.dy.word[w] &= RealWord::is_positive(mask.word[w]);
+    }
 #pragma unroll
     for (int k = 0; k < WIDE / 4; ++k) of.place[k] = there ? of.place[k] : 0xffffffffu;
     return of;
 }
 
 template <class T>
-__device__ __forceinline__ void numbers_of(const uint4& words, float (&out)[16 / sizeof(T)]) {
-    const u32 word[WORDS] = {words.x, words.y, words.z, words.w};
+__device__ __forceinline__ void numbers_of(const Pack& pack, float (&out)[16 / sizeof(T)]) {
 #pragma unroll
     for (int w = 0; w < WORDS; ++w) {
         if constexpr (sizeof(T) == 2)
-            T::unpack(word[w], out[2 * w], out[2 * w + 1]);
+            T::unpack(pack.word[w], out[2 * w], out[2 * w + 1]);
         else
-            out[w] = __int_as_float(word[w]);
+            out[w] = __int_as_float(pack.word[w]);
     }
 }
 
-// What the windows of a block of pixels pass on to them, by indices, and by y as a mask if MASKED. Windows are taken
-// from the last to the first, as in pool.cu.
-template <int R, int STEP, int PAD, bool MASKED>
-__device__ __forceinline__ void gather_strip(
-    Pixels<u8> indices, Pixels<Real> y, Pixels<Real> dy, Real* dx, i64 dx_stride, const Sizes& g, u32 images,
-    u32 groups, int accumulate) {
-    using G = Fixed<R, STEP, PAD, 1, STEP == 1 ? 2 * POOL_ROWS : POOL_ROWS>;
-    constexpr int ACROSS = G::LAST_COLUMN - G::FIRST + 1;
-    const Strip<G::ROWS, G::COLUMNS> at(g.h, g.w, groups);
-    if (at.image >= images) return;
+// What windows pass on to the pixels of a tile, by indices, and by y as a mask if MASKED. Blocks of STEP x STEP pixels
+// begin where windows do, `pad` pixels before the image. Windows are taken from the last to the first, as in pool.cu.
+template <int R, int STEP, int ROWS, int COLUMNS, bool MASKED>
+__device__ __forceinline__ void gather_tile(
+    Pixels<u8> indices, Pixels<Real> y, Pixels<Real> dy, Real* dx, i64 dx_stride, const Tiling& g, int accumulate) {
+    constexpr int BEFORE = (R - 1) / STEP, ACROSS = COLUMNS + BEFORE;  // windows that hold pixels of a block before it
+    const Tile<ROWS, COLUMNS> at(g, (g.h + g.pad + STEP - 1) / STEP, (g.w + g.pad + STEP - 1) / STEP);
+    if (at.image >= g.images) return;
     const i64 first_output = i64(at.image) * (g.p * g.q);
+    indices.data += first_output * indices.stride + at.first;
+    dy.data += first_output * dy.stride + at.first;
+    if (MASKED) y.data += first_output * y.stride + at.first;
     dx += i64(at.image) * (g.h * g.w) * dx_stride + at.first;
-    float total[G::ROWS][G::COLUMNS][WIDE] = {};
+    const int top = at.row * STEP - int(g.pad), left = at.column * STEP - int(g.pad);
+    float total[ROWS * STEP][COLUMNS * STEP][WIDE] = {};
     if (accumulate) {
 #pragma unroll
-        for (int i = 0; i < G::ROWS; ++i)
+        for (int i = 0; i < ROWS * STEP; ++i)
 #pragma unroll
-            for (int j = 0; j < G::COLUMNS; ++j)
-                if (at.row + i < g.h && at.column + j < g.w)
-                    load_all(dx + i64((at.row + i) * g.w + at.column + j) * dx_stride, total[i][j]);
-    }
-#pragma unroll
-    for (int u = G::LAST_ROW; u >= G::FIRST; --u) {
-        Passing passing[ACROSS];
-        const int p = int(at.row / STEP) + u;
-#pragma unroll
-        for (int k = 0; k < ACROSS; ++k) {
-            const int q = int(at.column / STEP) + G::LAST_COLUMN - k;
-            const bool there = p >= 0 && p < int(g.p) && q >= 0 && q < int(g.q);
-            const i64 output = first_output + (there ? u32(p) * g.q + u32(q) : 0);
-            passing[k] = load_passing<MASKED>(indices, y, dy, output, at.first, there);
-        }
-#pragma unroll
-        for (int k = 0; k < ACROSS; ++k) {
-            float value[WIDE], mask[WIDE];
-            numbers_of<Real>(passing[k].dy, value);
-            if (MASKED) numbers_of<Real>(passing[k].y, mask);
-#pragma unroll
-            for (int w = 0; w < WIDE; ++w) {
-                const u32 place = passing[k].place[w / 4] >> (8 * (w % 4)) & 0xff;
-                if (MASKED) value[w] = mask[w] > 0 ? value[w] : 0.0f;
-#pragma unroll
-                for (int i = 0; i < G::ROWS; ++i)
-#pragma unroll
-                    for (int j = 0; j < G::COLUMNS; ++j) {
-                        const int r = i + PAD - u * STEP, s = j + PAD - (G::LAST_COLUMN - k) * STEP;
-                        if (r >= 0 && r < R && s >= 0 && s < R && place == u32(r * R + s)) total[i][j][w] += value[w];
-                    }
+            for (int j = 0; j < COLUMNS * STEP; ++j) {
+                const int h = top + i, w = left + j;
+                if (h >= 0 && h < int(g.h) && w >= 0 && w < int(g.w))
+                    load_all(dx + (u32(h) * g.w + u32(w)) * u32(dx_stride), total[i][j]);
             }
+    }
+#pragma unroll
+    for (int u = ROWS - 1; u >= -BEFORE; --u) {
+        Passing passing[ACROSS];
+        const int p = at.row + u;
+#pragma unroll
+        for (int k = 0; k < ACROSS; ++k) {
+            const int q = at.column + COLUMNS - 1 - k;
+            const bool there = p >= 0 && p < int(g.p) && q >= 0 && q < int(g.q);
+            passing[k] = load_passing<MASKED>(indices, y, dy, there ? u32(p) * g.q + u32(q) : 0, there);
+        }
+#pragma unroll
+        for (int k = 0; k < ACROSS; ++k) {
+            float value[WIDE];
+            numbers_of<Real>(passing[k].dy, value);
+#pragma unroll
+            for (int i = 0; i < ROWS * STEP; ++i)
+#pragma unroll
+                for (int j = 0; j < COLUMNS * STEP; ++j) {
+                    const int r = i - u * STEP, s = j - (COLUMNS - 1 - k) * STEP;
+                    if (r < 0 || r >= R || s < 0 || s >= R) continue;
+#pragma unroll
+                    for (int w = 0; w < WIDE; ++w) {
+                        const u32 other = passing[k].place[w / 4] ^ (u32(r * R + s) * 0x01010101u);
+                        if ((other & (0xffu << (8 * (w % 4)))) == 0) total[i][j][w] += value[w];
+                    }
+                }
         }
     }
 #pragma unroll
-    for (int i = 0; i < G::ROWS; ++i)
+    for (int i = 0; i < ROWS * STEP; ++i)
 #pragma unroll
-        for (int j = 0; j < G::COLUMNS; ++j)
-            if (at.row + i < g.h && at.column + j < g.w)
-                store_all(dx + i64((at.row + i) * g.w + at.column + j) * dx_stride, total[i][j]);
-}
-
-template <int R, int STEP, int PAD>
-__device__ __forceinline__ void gather_strips(
-    Pixels<u8> indices, Pixels<Real> y, Pixels<Real> dy, Real* dx, i64 dx_stride, const Sizes& g, u32 images,
-    u32 groups, int accumulate) {
-    if (y.data)
-        gather_strip<R, STEP, PAD, true>(indices, y, dy, dx, dx_stride, g, images, groups, accumulate);
-    else
-        gather_strip<R, STEP, PAD, false>(indices, y, dy, dx, dx_stride, g, images, groups, accumulate);
-}
-
-template <int R, int STEP, int PAD>
-__device__ __forceinline__ void pool_strips(
-    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, const Sizes& g, u32 images,
-    u32 groups) {
-    if (indices)
-        pool_strip<R, STEP, PAD, true>(x, x_stride, y, y_stride, indices, indices_stride, g, images, groups);
-    else
-        pool_strip<R, STEP, PAD, false>(x, x_stride, y, y_stride, indices, indices_stride, g, images, groups);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) pool_pixels_forward_2_2_0(
-    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
-    u32 images, u32 groups) {
-    pool_strips<2, 2, 0>(x, x_stride, y, y_stride, indices, indices_stride, {h, w, p, q}, images, groups);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) pool_pixels_indexed_2_2_0(
-    const u8* indices, i64 indices_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
-    i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 images, u32 groups, int accumulate) {
-    gather_strips<2, 2, 0>(
-        {indices, indices_stride}, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, images, groups,
-        accumulate);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) pool_pixels_forward_3_2_0(
-    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
-    u32 images, u32 groups) {
-    pool_strips<3, 2, 0>(x, x_stride, y, y_stride, indices, indices_stride, {h, w, p, q}, images, groups);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) pool_pixels_indexed_3_2_0(
-    const u8* indices, i64 indices_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
-    i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 images, u32 groups, int accumulate) {
-    gather_strips<3, 2, 0>(
-        {indices, indices_stride}, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, images, groups,
-        accumulate);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) pool_pixels_forward_3_2_1(
-    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
-    u32 images, u32 groups) {
-    pool_strips<3, 2, 1>(x, x_stride, y, y_stride, indices, indices_stride, {h, w, p, q}, images, groups);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) pool_pixels_indexed_3_2_1(
-    const u8* indices, i64 indices_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
-    i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 images, u32 groups, int accumulate) {
-    gather_strips<3, 2, 1>(
-        {indices, indices_stride}, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, images, groups,
-        accumulate);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) pool_pixels_forward_3_1_1(
-    const Real* x, i64 x_stride, Real* y, i64 y_stride, u8* indices, i64 indices_stride, u32 h, u32 w, u32 p, u32 q,
-    u32 images, u32 groups) {
-    pool_strips<3, 1, 1>(x, x_stride, y, y_stride, indices, indices_stride, {h, w, p, q}, images, groups);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) pool_pixels_indexed_3_1_1(
-    const u8* indices, i64 indices_stride, const Real* y, i64 y_stride, const Real* dy, i64 dy_stride, Real* dx,
-    i64 dx_stride, u32 h, u32 w, u32 p, u32 q, u32 images, u32 groups, int accumulate) {
-    gather_strips<3, 1, 1>(
-        {indices, indices_stride}, {y, y_stride}, {dy, dy_stride}, dx, dx_stride, {h, w, p, q}, images, groups,
-        accumulate);
+        for (int j = 0; j < COLUMNS * STEP; ++j) {
+            const int h = top + i, w = left + j;
+            if (h >= 0 && h < int(g.h) && w >= 0 && w < int(g.w))
+                store_all(dx + (u32(h) * g.w + u32(w)) * u32(dx_stride), total[i][j]);
+        }
 }

@@ -3,8 +3,8 @@
     filter_prepare(op, {"w": w, "y": used}, kernels, stream)
     store_filter_gradient(dw, scratch, accumulate=True, kernels=kernels, stream=stream)
 
-w, dw (K, C/groups, R, S) or (K, C), float32; y, scratch the same as activations are stored. Four dimensions lie in NCHW
-or NHWC, without gaps; in NHWC y and scratch may have more channels, with a stride in them (see vdnn.layers.images).
+w, dw (K, C/groups, R, S) or (K, C), float32; y, scratch the same as activations are stored. Four dimensions lie without
+gaps in any layout; in NHWC y and scratch may have more channels, with a stride in them (see vdnn.layers.images).
 """
 
 from __future__ import annotations
@@ -63,8 +63,13 @@ def store_filter_gradient(
 def _chunks(name: str, *arrays: DeviceArray) -> int:
     """Blocks for filters of one shape; VdnnError if they differ, or one has gaps or does not begin on 16 bytes."""
     for array in arrays:
-        last = array.layout == "NHWC" and len(array.shape) == 4
-        if not (array.has_whole_pixels and array.pixel_stride == array.shape[1] if last else array.is_contiguous):
+        if array.is_images_last:
+            whole = array.is_whole_chwn
+        elif array.layout == "NHWC" and len(array.shape) == 4:
+            whole = array.has_whole_pixels and array.pixel_stride == array.shape[1]
+        else:
+            whole = array.is_contiguous
+        if not whole:
             raise VdnnError(f"'{name}': expected filters without gaps, got {array}")
     if len({(array.shape, array.layout) for array in arrays}) > 1:
         raise VdnnError(f"'{name}': expected filters of one shape and layout, got {arrays}")

@@ -60,16 +60,14 @@ class Probe:
         return first
 
     def _run(self, content: NDArray[np.uint8], work: Callable[[int], None]) -> NDArray[np.uint8]:
-        after = np.empty_like(content)
         address = self._cuda.malloc(content.nbytes)
         try:
             self.upload(address, content)
             work(address)
             self.stream.synchronize()
-            self._cuda.memcpy(after.ctypes.data, address, content.nbytes, self._cuda.memcpyDeviceToHost)
+            return self.download(address, content.nbytes)
         finally:
             self._cuda.free(address)
-        return after
 
     def allocate(self, nbytes: int) -> int:
         """Address of so many bytes, freed with the process."""
@@ -99,6 +97,12 @@ class Probe:
         """Bytes to the device, complete on return."""
         self._cuda.memcpy(address, content.ctypes.data, content.nbytes, self._cuda.memcpyHostToDevice)
         self._cuda.deviceSynchronize()
+
+    def download(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        """Bytes of the device; what writes them must be over."""
+        content = np.empty(nbytes, np.uint8)
+        self._cuda.memcpy(content.ctypes.data, address, nbytes, self._cuda.memcpyDeviceToHost)
+        return content
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         """Queue a copy within the device."""

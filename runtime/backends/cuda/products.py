@@ -75,6 +75,11 @@ def conv_problem(op: Op, arrays: Mapping[str, DeviceArray]) -> ConvProblem:
     return replace(problem, alignment=min(16, *(_alignment(a.ptr) for a in given)))
 
 
+def applies_epilogue(problem: ConvProblem, algorithm: str) -> bool:
+    """Whether `algorithm` applies the epilogue that `problem` has: all of CHWN do, of cuDNN's those labelled so."""
+    return bool(problem.epilogue) and (problem.layout == "CHWN" or algorithm.startswith(FUSED))
+
+
 def tail_bytes(problem: ConvProblem, algorithm: str) -> int:
     """Bytes of what lies behind cuDNN's workspace: a filter gradient on its way to dw, or a bias in 16 bits."""
     if algorithm.startswith(FUSED) and problem.epilogue == "bias+relu" and problem.dtype != "float32":

@@ -33,6 +33,8 @@ STREAM_CALLS, PRODUCT_CALLS = 40, 10
 SIDE = 2048
 """Of the square matrices of a product, which is bound by arithmetic: three of them take 48 MiB."""
 WORKSPACE_BYTES = 4 * 2**20
+LANES = 128
+"""Of fp32 in a multiprocessor; compute capabilities 7.5 and 8.0 have half of that."""
 
 
 def known_rates(key: Mapping[str, Any], folder: Path, measure: Callable[[], CopyRates]) -> CopyRates:
@@ -65,6 +67,12 @@ def rates_words(rates: CopyRates) -> str:
         f"copies measured: {rates.d2h_gbps:.0f} GB/s out, {rates.h2d_gbps:.0f} in, {rates.both_gbps:.0f} both; beside "
         f"them products take {rates.product_slowdown:.2f} times as long, other ops {rates.stream_slowdown:.2f}"
     )
+
+
+def peak_gflops(properties: Mapping[str, Any]) -> float:
+    """10^9 fp32 operations a second that a GPU cannot exceed without tensor cores, by its properties; 0 if they do not
+    say: LANES a multiprocessor, each a multiplication and an addition a clock."""
+    return 2e-6 * LANES * float(properties.get("multiProcessorCount", 0)) * float(properties.get("clockRate", 0))
 
 
 def measure_rates(cupy: Any, cublas: Cublas) -> CopyRates:

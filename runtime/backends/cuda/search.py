@@ -20,16 +20,16 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from vdnn.errors import VdnnError
 from vdnn.layers.tensor import DTYPE_BYTES
 from vdnn.memory.costs import Candidate
 from vdnn.runtime.algorithm_table import AlgorithmTable, Measured, read_table
-from vdnn.runtime.backends.cuda.cudnn import CudnnError
+from vdnn.runtime.backends.cuda.cudnn import CudnnError, Handle
 from vdnn.runtime.backends.cuda.cudnn_conv import ConvPlan, ConvProblem
 from vdnn.runtime.backends.cuda.cudnn_graph import FUSED, INEXACT
-from vdnn.runtime.backends.cuda.products import GRAPH_LABEL, Products, tail_bytes, workspace_bytes
+from vdnn.runtime.backends.cuda.products import GRAPH_LABEL, applies_epilogue, tail_bytes, workspace_bytes
 from vdnn.runtime.backends.cuda.trial import Trial, relative_difference, room_for
 from vdnn.units import MIB
 
@@ -98,10 +98,24 @@ def trial_order(plans: Sequence[ConvPlan]) -> list[ConvPlan]:
     return [reference, *sorted(rest, key=lambda p: order[id(p)])]
 
 
+class PlanMaker(Protocol):
+    """What makes plans: vdnn.runtime.backends.cuda.products.Products, or ChwnPlans for CHWN."""
+
+    @property
+    def handle(self) -> Handle | None:
+        """What its plans run with."""
+
+    def plans(
+        self, problem: ConvProblem, *, tensor_cores: bool = False, named_only: bool = False, most: int | None = None
+    ) -> Sequence[ConvPlan]:
+        """See Products.plans."""
+
+
 class Search:
     """Times convolutions on the stream that the products' handle is bound to.
 
     Args:
+        products: makes the plans that are tried.
         key: what measured times depend on besides the problem: gpu, driver, cudnn, layout.
         limit_bytes: most device memory that a measurement may take.
         stream: the cupy stream of the handle.
@@ -113,7 +127,7 @@ class Search:
 
     def __init__(
         self,
-        products: Products,
+        products: PlanMaker,
         key: Mapping[str, Any],
         limit_bytes: int,
         stream: Any,
@@ -192,7 +206,7 @@ class Search:
             if not result.stays_within:  # as if the tensor were whole: other channels of it would be lost
                 left_out[plan.algorithm] = "writes between the channels it is given"
                 continue
-            fused = plan.algorithm.startswith(FUSED)
+            fused = applies_epilogue(trial.problem, plan.algorithm)
             if fused and True not in references and False in references:
                 references[True] = trial.finished(references[False])
             # float64 is compared with in few places, other candidates in many
@@ -222,7 +236,7 @@ class Search:
 
     def rest_ms(self, problem: ConvProblem, algorithm: str) -> float:
         """Time of what is left to be done when the algorithm has run."""
-        if problem.epilogue and not algorithm.startswith(FUSED):  # y is read and written once more
+        if problem.epilogue and not applies_epilogue(problem, algorithm):  # y is read and written once more
             nbytes = 2 * prod(problem.y) * DTYPE_BYTES[problem.dtype]
         elif problem.scratch_bytes:
             nbytes = problem.scratch_bytes + prod(problem.w) * DTYPE_BYTES["float32"]

@@ -29,6 +29,7 @@ FILES = (
     "copy.cu",
     "images.cu",
     "layout.cu",
+    "layout_strips.cu",
     "relu.cu",
     "bias.cu",
     "prepare.cu",
@@ -36,16 +37,27 @@ FILES = (
     "pool_fixed.cu",
     "pool_pixels.cu",
     "pool_pixels_fixed.cu",
+    "pool_tiles.cu",
+    "pool_planes.cu",
+    "pool_global.cu",
     "lrn.cu",
     "lrn_pixels.cu",
     "batchnorm.cu",
     "batchnorm_gradient.cu",
     "dropout.cu",
+    "softmax.cu",
+    "softmax_columns.cu",
     "softmax_loss.cu",
     "sgd.cu",
     "debug.cu",
 )
-"""In the order in which they are joined."""
+"""Of the kernels that every program takes, in the order in which they are joined."""
+
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "main": FILES,
+    "chwn": ("real.cuh", "common.cuh", "chwn.cuh", "chwn_conv.cu", "chwn_wgrad.cu"),
+}
+"""What is compiled by itself → its files. All but "main" take long, and are compiled where they are needed."""
 
 OPTIONS = ("-std=c++17", "-fmad=false")
 """Of the compiler. Without fused multiply-adds results round as on the CPU; memory is the limit, not arithmetic."""
@@ -70,27 +82,41 @@ STRUCTS: Mapping[str, tuple[str, str]] = {
         "NORMS",
         "mean:u8 invstd:u8 running_mean:u8 running_var:u8 momentum:f8 eps:f8 unbias:f8 size:u4 first:u4",
     ),
+    "ChwnConvs": (
+        "SINGLE",
+        "x:u8 w:u8 b:u8 y:u8 w_group:i8 images:i4 x_pixel:i4 y_pixel:i4 channels:i4 x_rows:i4 x_columns:i4 filters:i4 "
+        "y_rows:i4 y_columns:i4 w_row:i4 taps_down:i4 taps_across:i4 stride_down:i4 stride_across:i4 pad_down:i4 "
+        "pad_across:i4 dilation_down:i4 dilation_across:i4 filter_tiles:i4 pixel_tiles:i4 wide_filters:i4 "
+        "transposed:i4 relu:i4 accumulate:i4",
+    ),
+    "ChwnGradients": (
+        "SINGLE",
+        "x:u8 dy:u8 dw:u8 images:i4 x_pixel:i4 y_pixel:i4 channels:i4 x_rows:i4 x_columns:i4 filters:i4 y_rows:i4 "
+        "y_columns:i4 groups:i4 taps_down:i4 taps_across:i4 stride_down:i4 stride_across:i4 pad_down:i4 pad_across:i4 "
+        "dilation_down:i4 dilation_across:i4 filter_tiles:i4 row_tiles:i4 shares:i4 share:i4 accumulate:i4",
+    ),
 }
 """The type of an argument that is a table, passed whole → the constant that says how many rows it has, and the fields
 of a row with their NumPy types, which lie as in C."""
 
 Signature = tuple[tuple[str, str], ...]
 
-_KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(THREADS\) (\w+)\(([^)]*)\)')
+_KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\(THREADS(?:, \d)?\) (\w+)\(([^)]*)\)')
 _QUALIFIERS = re.compile(r"\b(?:const|__grid_constant__) ")
 _CONSTANT = re.compile(r"^constexpr int (\w+) = (\d+);", re.MULTILINE)
 
 
 @cache
-def source(dtype: str = "float32") -> str:
-    """All files, each after a #line directive, so that a compiler's message names the file.
+def source(dtype: str = "float32", module: str = "main") -> str:
+    """All files of a module, each after a #line directive, so that a compiler's message names the file.
 
-    dtype: of activations and their gradients, a key of STORAGE; VdnnError if it is another.
+    dtype: of activations and their gradients, a key of STORAGE; VdnnError if it is another. module: a key of MODULES.
     """
     if dtype not in STORAGE:
         raise VdnnError(f"CUDA kernels: expected activations of {', '.join(STORAGE)}, got {dtype}; choose a precision")
     folder = files(__package__)
-    text = "".join(f'#line 1 "{name}"\n{(folder / name).read_text(encoding="utf-8")}\n' for name in FILES)
+    names = MODULES[module]
+    text = "".join(f'#line 1 "{name}"\n{(folder / name).read_text(encoding="utf-8")}\n' for name in names)
     return f"#define STORAGE {STORAGE[dtype]}\n{text}"
 
 

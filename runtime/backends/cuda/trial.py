@@ -23,17 +23,17 @@ from numpy.typing import NDArray
 from vdnn.layers.tensor import DTYPE_BYTES
 from vdnn.runtime.backends.cuda.cudnn import Handle
 from vdnn.runtime.backends.cuda.cudnn_conv import OPERANDS, ConvPlan, ConvProblem
-from vdnn.runtime.backends.cuda.cudnn_graph import FUSED
 from vdnn.runtime.backends.cuda.exact import Piece, exact_pieces
 from vdnn.runtime.backends.cuda.libraries import load_cupy
 from vdnn.runtime.backends.cuda.operands import NUMPY_DTYPES, Operands, load
+from vdnn.runtime.backends.cuda.products import applies_epilogue
 
 ROUNDS = 5
 """Timed runs, of which the median counts."""
 GIVE_UP = 1.5
 """A plan whose first timed run takes this many times the best is not run again."""
 ALIGN = 512
-SAMPLE = 2**18
+SAMPLE = 2**16
 """Results compared at the start, in the middle and at the end of the output."""
 BUSY_BYTES = 5 * 2**28
 """Written before a timed run, in rounds over the scratch: about 0.3 ms on an H200, as long as a launch from Python."""
@@ -61,9 +61,12 @@ class Result:
 
 def operand_bytes(problem: ConvProblem) -> dict[str, int]:
     """Bytes of "x", "w" and "y" with the gaps between their images, and of a bias "b"."""
-    shapes, strides, size = {"x": problem.x, "w": problem.w, "y": problem.y}, problem.strides(), _size(problem)
-    found = {role: size * shape[0] * strides[role][0] for role, shape in shapes.items()}
-    return {**found, "b": size * problem.w[0]} if problem.epilogue else found
+    shapes, strides = {"x": problem.x, "w": problem.w, "y": problem.y}, problem.strides()
+    counts = {role: shape[0] * strides[role][0] for role, shape in shapes.items()}
+    if problem.layout == "CHWN":  # where gaps lie between pixels, or (c, r, s) of filters
+        counts = {role: shape[1] * strides[role][1] for role, shape in shapes.items()}
+    counts |= {"b": problem.w[0]} if problem.epilogue else {}
+    return {role: count * _size(problem, role) for role, count in counts.items()}
 
 
 def room_for(problem: ConvProblem) -> int:
@@ -79,7 +82,9 @@ class Trial:
         limit_bytes: most device memory to take; operands and workspace must fit.
     """
 
-    def __init__(self, problem: ConvProblem, handle: Handle, stream: Any, workspace_bytes: int, limit_bytes: int):
+    def __init__(
+        self, problem: ConvProblem, handle: Handle | None, stream: Any, workspace_bytes: int, limit_bytes: int
+    ):
         self.problem, self.handle, self.stream = problem, handle, stream
         self._cupy = load_cupy()
         self._runtime = self._cupy.cuda.runtime
@@ -101,7 +106,7 @@ class Trial:
         self._places = {}
         for role, nbytes in self._sizes.items():
             self._places[role] = offset
-            self._operands.fill(role, offset, nbytes // _size(self.problem), self._runtime, self.stream)
+            self._operands.fill(role, offset, nbytes // _size(self.problem, role), self._runtime, self.stream)
             offset += _aligned(nbytes)
         self._workspace, self._scratch = offset, offset + self._workspace_bytes
         self.stream.synchronize()
@@ -121,7 +126,7 @@ class Trial:
         """Run `plan` a few times; CudnnError if it refuses."""
         names = OPERANDS[self.problem.direction]
         a, b, out = (self._places[role] for role in names)
-        fused = plan.algorithm.startswith(FUSED)
+        fused = applies_epilogue(self.problem, plan.algorithm)
         extra = (self._places["b"],) if fused else ()
         # what an earlier plan left must not pass for the result of one that writes nothing
         self._runtime.memsetAsync(out, NAN_BYTE, self._sizes[names[2]], self.stream.ptr)
@@ -184,8 +189,12 @@ class Trial:
         return {"x": self.problem.x, "w": self.problem.w, "y": self.problem.y}[role]
 
     def _read(self, role: str, i: int, channel: int) -> NDArray[np.float32]:
-        """Elements [i, channel] of an operand, shape (rows, columns); in NHWC its image is copied for it."""
+        """Elements [i, channel] of an operand, shape (rows, columns); in NHWC its image is copied for it, in CHWN the
+        channel of all images."""
         (rows, columns), strides = self._shape(role)[2:], self.problem.strides()[role]
+        if self.problem.layout == "CHWN":
+            found = self._copy(role, channel * strides[1], strides[1])
+            return found.reshape(rows, columns, strides[3])[..., i]
         if self.problem.layout == "NHWC":
             image = self._copy(role, i * strides[0], rows * columns * strides[3])
             return image.reshape(rows, columns, strides[3])[..., channel]
@@ -196,7 +205,7 @@ class Trial:
         elements, between = [], []
         for places, inside in self._sampled(role):
             bits = self._copy_bits(role, int(places[0]), places.size)
-            elements.append(load(bits[inside], self.problem.dtype))
+            elements.append(load(bits[inside], self.problem.dtypes()[role]))
             between.append(bits[~inside])
         return np.concatenate(elements), np.concatenate(between)
 
@@ -204,10 +213,10 @@ class Trial:
         """Where a sample of an operand is taken: places, and which of them are the operand's own."""
         if role in self._samples:
             return self._samples[role]
-        count = self._sizes[role] // _size(self.problem)
-        by_pixels = self.problem.layout == "NHWC"
-        step = self.problem.strides()[role][3 if by_pixels else 0]
-        own = self._shape(role)[1] if by_pixels else prod(self._shape(role)[1:])
+        count = self._sizes[role] // _size(self.problem, role)
+        layout, shape = self.problem.layout, self._shape(role)
+        step = self.problem.strides()[role][0 if layout == "NCHW" else 3]
+        own = {"NCHW": prod(shape[1:]), "NHWC": shape[1], "CHWN": shape[0]}[layout]
         block = min(count, SAMPLE)
         starts = sorted({0, (count - block) // 2, count - block})
         blocks = [np.arange(start, start + block) for start in starts]
@@ -216,10 +225,10 @@ class Trial:
 
     def _copy(self, role: str, start: int, count: int) -> NDArray[np.float32]:
         """Elements of an operand as they lie in memory."""
-        return load(self._copy_bits(role, start, count), self.problem.dtype)
+        return load(self._copy_bits(role, start, count), self.problem.dtypes()[role])
 
     def _copy_bits(self, role: str, start: int, count: int) -> NDArray[Any]:
-        bits = np.empty(count, NUMPY_DTYPES[self.problem.dtype])
+        bits = np.empty(count, NUMPY_DTYPES[self.problem.dtypes()[role]])
         source = self._places[role] + bits.itemsize * start
         self._runtime.memcpy(bits.ctypes.data, source, bits.nbytes, self._runtime.memcpyDeviceToHost)
         return bits
@@ -233,8 +242,8 @@ def relative_difference(result: NDArray[np.float64], reference: NDArray[np.float
     return difference / scale if scale else float(difference > 0)
 
 
-def _size(problem: ConvProblem) -> int:
-    return DTYPE_BYTES[problem.dtype]
+def _size(problem: ConvProblem, role: str) -> int:
+    return DTYPE_BYTES[problem.dtypes()[role]]
 
 
 def _aligned(nbytes: int) -> int:

@@ -1,0 +1,154 @@
+"""Training steps of whole networks under every layout on this GPU, measured and predicted.
+
+    python -m vdnn.bench.gpu_layouts                                    # all below; gpu_layouts.json goes to $OUT
+    python -m vdnn.bench.gpu_layouts alexnet:128:fp32 lenet:128:bf16    # some
+    python -m vdnn.bench.gpu_layouts --minutes 8 --earlier runs/gpu_layouts.json      # go on where that was
+
+A row is one network, batch size, precision and layout; each is written as soon as it is known, what an earlier file
+has is not measured again, and a row that fails says why. The last table says how auto compares with the best single
+layout, and predictions with measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from vdnn.bench.harness import Outcome, train, write_results
+from vdnn.networks import NETWORKS
+from vdnn.runtime.config import PRECISIONS
+
+NAME = "gpu_layouts.json"
+STUDY = ("lenet:128", "cifar10:128", "alexnet:128", "zfnet:64", "vgg16:32")
+VDNN = ("overfeat:128", "googlenet:128", "vgg16:64", "vgg16:128", "vgg16:256")
+DEEP = ("vgg116:32", "vgg216:32", "vgg316:32", "vgg416:32")
+CASES = (*STUDY, *VDNN, *DEEP)
+"""The study's five networks, and the others of the vDNN paper's ten."""
+DEFAULT_PRECISIONS = ("fp32", "tf32", "bf16")
+SINGLE = ("nchw", "nhwc", "chwn")
+SMALL = ("lenet", "cifar10", "zfnet")
+"""Whose steps in CHWN are measured beside those on tensor cores, which CHWN has not."""
+STEPS = 12
+Row = dict[str, Any]
+Run = Callable[[str, Sequence[str], int], Outcome]
+
+
+def layouts_of(network: str, precision: str) -> tuple[str, ...]:
+    """What is measured: single layouts where they make sense, then auto."""
+    sensible = precision == "fp32" or network in SMALL
+    return (*(one for one in SINGLE if one != "chwn" or sensible), "auto")
+
+
+def wanted(cases: Sequence[str]) -> Iterator[Row]:
+    """The keys of all rows of "network:batch:precision"."""
+    for case in cases:
+        network, batch, precision = case.split(":")
+        for layout in layouts_of(network, precision):
+            yield {"network": network, "batch": int(batch), "precision": precision, "layout": layout}
+
+
+def measure(key: Row, run: Run) -> Row:
+    """One row; with "error" where it cannot be run."""
+    batch = key["batch"]
+    options = [
+        *("device=cuda", "data.source=synthetic", f"data.train_images={2 * batch}", "data.test_images=16"),
+        *(f"train.batch_size={batch}", "evaluate.batch_size=16", "optimizer.lr=1e-5"),
+        *(f"precision={key['precision']}", f"memory.layout={key['layout']}"),
+    ]
+    started = monotonic()
+    try:
+        outcome = run(key["network"], options, STEPS)
+    except Exception as error:  # a row that fails is one row less
+        traceback.print_exc()
+        return {**key, "error": f"{type(error).__name__}: {error}"}
+    return {
+        **key,
+        "step_ms": outcome.step_ms,
+        "predicted_ms": outcome.predicted_ms,
+        "layouts": outcome.layouts,
+        "first_losses": outcome.losses[:3],
+        "prepare_s": outcome.prepare_s,
+        "slab_bytes": outcome.slab_bytes,
+        "whole_s": monotonic() - started,
+    }
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """A line for each network and precision: the best single layout, auto, their ratio, and that of prediction."""
+    cases: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        if "step_ms" in row:
+            cases.setdefault((row["network"], row["batch"], row["precision"]), {})[row["layout"]] = row
+    lines = [f"{'network':<14}{'precision':<10}{'best single':>20}{'auto ms':>10}{'ratio':>7}{'predicted':>10}"]
+    for (network, batch, precision), found in cases.items():
+        singles = [row for layout, row in found.items() if layout != "auto"]
+        if not singles or "auto" not in found:
+            continue
+        best, auto = min(singles, key=lambda row: row["step_ms"]), found["auto"]
+        single = f"{best['layout']} {best['step_ms']:.3f}"
+        ratio, predicted = auto["step_ms"] / best["step_ms"], auto["predicted_ms"] / auto["step_ms"]
+        name = f"{network}:{batch}"
+        lines.append(f"{name:<14}{precision:<10}{single:>20}{auto['step_ms']:>10.3f}{ratio:>7.3f}{predicted:>10.3f}")
+    return lines
+
+
+def known_rows(*paths: Path) -> list[Row]:
+    """Rows without errors of earlier files."""
+    found: dict[str, Row] = {}
+    for path in paths:
+        if path.is_file():
+            for row in json.loads(path.read_text(encoding="utf-8"))["results"]["rows"]:
+                if "error" not in row:
+                    found[key_of(row)] = row
+    return list(found.values())
+
+
+def key_of(row: Mapping[str, Any]) -> str:
+    """What tells a row from others."""
+    return ":".join(str(row[name]) for name in ("network", "batch", "precision", "layout"))
+
+
+def case(text: str) -> str:
+    """ "network:batch:precision", all known."""
+    parts = text.split(":")
+    if len(parts) != 3 or parts[0] not in NETWORKS or not parts[1].isdecimal() or parts[2] not in PRECISIONS:
+        raise argparse.ArgumentTypeError(f"expected network, batch size and precision as lenet:128:fp32, got '{text}'")
+    return text
+
+
+def main(argv: Sequence[str] | None = None, run: Run = train) -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m vdnn.bench.gpu_layouts", description=__doc__.partition("\n")[0])
+    every = [f"{one}:{precision}" for one in CASES for precision in DEFAULT_PRECISIONS]
+    parser.add_argument("cases", nargs="*", type=case, metavar="NETWORK:BATCH:PRECISION", default=every)
+    parser.add_argument("--minutes", type=float, default=9.0, help="no row is begun after so long, default 9")
+    parser.add_argument("--earlier", metavar="FILE", help="rows that are known")
+    arguments = parser.parse_args(argv)
+    out = Path(os.environ.get("OUT", ".")) / NAME
+    rows = known_rows(*([Path(arguments.earlier)] if arguments.earlier else []), out)
+    known = {key_of(row) for row in rows}
+    todo = [key for key in wanted(arguments.cases) if key_of(key) not in known]
+    end = monotonic() + 60 * arguments.minutes
+    command = " ".join(["python -m vdnn.bench.gpu_layouts", *(argv if argv is not None else sys.argv[1:])])
+    for number, key in enumerate(todo):
+        if monotonic() > end:
+            print(f"out of time, {len(todo) - number} rows left; run once more to go on", flush=True)
+            break
+        row = measure(key, run)
+        rows.append(row)
+        write_results(NAME, command, {"rows": rows})
+        words = row.get("error") or f"{row['step_ms']:.3f} ms, predicted {row['predicted_ms']:.3f}, {row['layouts']}"
+        print(f"{key_of(key)}: {words}", flush=True)
+    print("\n".join(summary(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
