@@ -89,9 +89,9 @@ def tables(arguments: argparse.Namespace) -> int:
     only = None
     if of_study and not of_paper:
         only = for_the_study(arguments, of_study)
-    elif of_study and (arguments.networks or arguments.profile or arguments.steps):
-        say("--networks, --profile and --steps apply to the vDNN paper's figures, not to the study's tables")
     wanted = check(arguments, of_paper)
+    if of_study and of_paper and (arguments.networks or arguments.profile or arguments.steps):
+        say("--networks, --profile and --steps apply to the vDNN paper's figures, not to the study's tables")
     measuring = wanted.device
     if of_study and measuring == CUDA:
         require_gpu()
