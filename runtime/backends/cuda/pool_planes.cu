@@ -175,7 +175,7 @@ __device__ __forceinline__ void gather_planes(
     const int pad = int(g.pad), w_end = int(g.w);
     const int h_first = of.whole ? 0 : max(int(of.first) * STEP - pad, 0);
     const int h_end = of.whole ? int(g.h) : min(int(of.end) * STEP - pad, int(g.h));
-    const int p_first = of.whole ? 0 : min(max(int(of.first) - BEFORE, 0), int(g.p));
+    const int p_first = of.whole ? 0 : min(max(int(of.first) - BEFORE, 0), int(g.p) - 1);
     const int p_end = min(int(of.end), int(g.p));
     const u32 outputs = of.plane * (g.p * g.q) + u32(p_first) * g.q;
     const u32 windows = (of.count - 1) * (g.p * g.q) + u32(p_end - p_first) * g.q;
