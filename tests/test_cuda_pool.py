@@ -22,6 +22,7 @@ from vdnn.layers import Graph, Op, Pool, Program, lower
 from vdnn.layers.tensor import DTYPE_BYTES, Shape, TensorSpec
 from vdnn.runtime.backends.cuda import probe
 from vdnn.runtime.backends.cuda.array import contiguous
+from vdnn.runtime.backends.cuda.operands import load, store
 from vdnn.runtime.backends.cuda.pool import pool_backward, pool_candidates, pool_forward
 from vdnn.runtime.backends.cuda.pool_tiles import PLANE_KIBS, Pooled, _share, inverse, ways
 from vdnn.runtime.backends.cuda.source import constants, source
@@ -301,3 +302,18 @@ def test_what_a_block_stages_fits_into_its_shared_memory(itemsize: int) -> None:
             seen.add(share.band < p)
             assert numbers * itemsize + 30 <= room, (h, w, size, step, limit)
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_that_no_window_holds_have_no_gradient(dtype: str) -> None:
+    """The last row of an odd height, a band by itself: what the band before has staged is not its own."""
+    kernels, (n, c, h, w) = HostKernels(dtype=dtype), (1, 2, 9, 800)
+    indices, dy = np.zeros((n, c, h // 2, w // 2), np.uint8), np.ones((n, c, h // 2, w // 2), np.float32)
+    dx = np.full((n, c, h, w), np.nan, np.float32)
+    held = {"indices": indices, "dy": store(dy, dtype), "dx": store(dx, dtype)}
+    for label in sorted(PLANES):
+        op = pool_op("backward", {name: name for name in held}, **window("max", 2, 2), algorithm=label)
+        pool_backward(op, {name: array_of(array) for name, array in held.items()}, kernels, None)
+        found = load(held["dx"], dtype)
+        assert (found[:, :, :8:2, ::2] == 1).all(), label
+        assert found.sum() == dy.sum(), label
