@@ -14,11 +14,10 @@ from vdnn.bench.study_cases import (
     ConvCase,
     better_in_chwn,
     convolutions,
-    source,
     thresholds,
 )
 from vdnn.bench.study_files import Row, Rows
-from vdnn.bench.study_table import TIMES, Column, StudyTable, Value, claims_of, words_of
+from vdnn.bench.study_table import TIMES, Column, StudyTable, Value, table_of
 
 MM = "IMPLICIT_GEMM"
 FFT = ("FFT", "FFT_TILING")
@@ -61,18 +60,7 @@ COLUMNS = (
 def layouts_table(measured: Rows) -> StudyTable:
     """The table; columns without a measurement stay empty."""
     rows = [_row(case, direction, measured) for case in convolutions().values() for direction in case.directions]
-    words = words_of("layouts")
-    return StudyTable(
-        "layouts",
-        words["title"],
-        words["about"],
-        source(),
-        measured.machine,
-        COLUMNS,
-        tuple(rows),
-        claims_of("layouts", _ours(rows)),
-        tuple(_remarks(rows)),
-    )
+    return table_of("layouts", measured.machine, COLUMNS, rows, _ours(rows), _remarks(rows))
 
 
 def _row(case: ConvCase, direction: str, measured: Rows) -> dict[str, Value]:

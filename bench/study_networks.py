@@ -12,9 +12,9 @@ from statistics import mean
 from typing import Any
 
 from vdnn.bench.peers_cases import Case
-from vdnn.bench.study_cases import NetworkCase, networks, source
+from vdnn.bench.study_cases import NetworkCase, networks
 from vdnn.bench.study_files import Recorder, Row, Rows
-from vdnn.bench.study_table import TIMES, Column, StudyTable, Value, claims_of, words_of
+from vdnn.bench.study_table import TIMES, Column, StudyTable, Value, table_of
 from vdnn.errors import BackendUnavailable, VdnnError
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -51,18 +51,7 @@ COLUMNS = (
 def networks_table(measured: Rows) -> StudyTable:
     """The table; columns without a measurement stay empty."""
     rows = [_row(case, precision, measured) for case in networks().values() for precision in PRECISIONS]
-    words = words_of("networks")
-    return StudyTable(
-        "networks",
-        words["title"],
-        words["about"],
-        source(),
-        measured.machine,
-        COLUMNS,
-        tuple(rows),
-        claims_of("networks", _ours(rows)),
-        tuple(_remarks(rows)),
-    )
+    return table_of("networks", measured.machine, COLUMNS, rows, _ours(rows), _remarks(rows))
 
 
 def _row(case: NetworkCase, precision: str, measured: Rows) -> dict[str, Value]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import mean
 
-from vdnn.bench.study_cases import CHWN, LAYOUTS, NCHW, NHWC, PoolCase, pools, source
+from vdnn.bench.study_cases import CHWN, LAYOUTS, NCHW, NHWC, PoolCase, pools
 from vdnn.bench.study_files import Row, Rows
-from vdnn.bench.study_table import TIMES, Column, StudyTable, Value, claims_of, words_of
+from vdnn.bench.study_table import TIMES, Column, StudyTable, Value, table_of
 
 CAFFE, CONVNET, CUDNN, OURS = "caffe", "convnet", "cudnn", "ours"
 """Methods; a row of ours says the tile of outputs a thread besides."""
@@ -49,18 +49,7 @@ COLUMNS = (
 def pooling_table(measured: Rows) -> StudyTable:
     """The table; columns without a measurement stay empty."""
     rows = [_row(case, direction, measured) for case in pools().values() for direction in DIRECTIONS]
-    words = words_of("pooling")
-    return StudyTable(
-        "pooling",
-        words["title"],
-        words["about"],
-        source(),
-        measured.machine,
-        COLUMNS,
-        tuple(rows),
-        claims_of("pooling", _ours(rows)),
-        tuple(_remarks(rows, measured)),
-    )
+    return table_of("pooling", measured.machine, COLUMNS, rows, _ours(rows), _remarks(rows, measured))
 
 
 def _row(case: PoolCase, direction: str, measured: Rows) -> dict[str, Value]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from vdnn.bench.study_cases import CHWN, NCHW, classifiers, convolutions, source
+from vdnn.bench.study_cases import CHWN, NCHW, classifiers, convolutions
 from vdnn.bench.study_files import Row, Rows
-from vdnn.bench.study_table import TIMES, Column, StudyTable, Value, claims_of, words_of
+from vdnn.bench.study_table import TIMES, Column, StudyTable, Value, table_of
 
 METHOD = "method"
 TIME, RATE, SHARE = "time_us", "gbps", "share"
@@ -87,11 +87,7 @@ def softmax_table(measured: Rows) -> StudyTable:
         Column(SHARE, "ours", "% of copy"),
         *(Column(key, heading, TIMES) for key, heading in RATIOS.items()),
     ]
-    words, claims = words_of("softmax"), claims_of("softmax", _softmax_claims(rows))
-    return StudyTable(
-        *("softmax", words["title"], words["about"], source(), measured.machine),
-        *(tuple(columns), tuple(rows), claims, tuple(_softmax_remarks(rows))),
-    )
+    return table_of("softmax", measured.machine, columns, rows, _softmax_claims(rows), _softmax_remarks(rows))
 
 
 HEADINGS = {"n": "images", "k": "categories", "source": "from", "target": "to"}
@@ -192,11 +188,7 @@ def transforms_table(measured: Rows) -> StudyTable:
         Column(SHARE, "best", "% of copy"),
         Column("over_naive", "speedup over NAIVE", TIMES),
     ]
-    words, claims = words_of("transforms"), claims_of("transforms", _transform_claims(rows))
-    return StudyTable(
-        *("transforms", words["title"], words["about"], source(), measured.machine),
-        *(tuple(columns), tuple(rows), claims, ()),
-    )
+    return table_of("transforms", measured.machine, columns, rows, _transform_claims(rows))
 
 
 def _transform_claims(rows: Sequence[Mapping[str, Value]]) -> dict[str, str]:

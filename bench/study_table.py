@@ -19,6 +19,8 @@ from typing import Any
 
 import yaml
 
+from vdnn.bench.study_cases import source
+
 Value = str | float
 TEXT = ""
 PERCENT = {"%": "+.1%", "% of copy": ".0%"}
@@ -102,6 +104,20 @@ def claims_of(key: str, ours: Mapping[str, str]) -> tuple[Claim, ...]:
         Claim(row["what"], row.get("study", EMPTY), row["evidence"], ours.get(name, EMPTY))
         for name, row in words_of(key)["claims"].items()
     )
+
+
+def table_of(
+    key: str,
+    machine: str,
+    columns: Sequence[Column],
+    rows: Sequence[Mapping[str, Value]],
+    ours: Mapping[str, str],
+    remarks: Sequence[str] = (),
+) -> StudyTable:
+    """The table `key` with its words and the study's claims; `ours` says to them what was measured, by their keys."""
+    words = words_of(key)
+    head = (key, words["title"], words["about"], source(), machine)
+    return StudyTable(*head, tuple(columns), tuple(rows), claims_of(key, ours), tuple(remarks))
 
 
 def shown(value: Value | None, unit: str) -> str:
