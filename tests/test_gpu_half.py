@@ -305,7 +305,7 @@ def test_filters_prepared_for_products_and_their_gradients_cost_no_precision(lab
 def test_three_steps_agree_with_what_the_cpu_emulates(tmp_path: Path, network: str, precision: str) -> None:
     losses = {}
     for device in ("cpu", "cuda"):
-        with trainer(tmp_path / device, network, device, f"precision={precision}") as made:
+        with trainer(tmp_path / device, network, device, f"precision={precision}", "memory.layout=nhwc") as made:
             losses[device] = train(made, 3)
             assert made.backend.caps.precision == precision
     # activations are rounded at the same places, but sums before them differ in their last bits

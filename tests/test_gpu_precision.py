@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from test_gpu import NETWORKS, own_cache, same, train, trainer, without_capture
-from test_gpu_layouts import EVERY, RATES, alexnet
+from test_gpu_layouts import EVERY, NHWC, RATES, alexnet
 
 from vdnn.cli.main import main as vdnn
 from vdnn.cli.train import main
@@ -32,7 +32,7 @@ STEPS = 5
 def test_five_losses_agree_with_the_cpu(tmp_path: Path, network: str, precision: str) -> None:
     outcomes = {}
     for device in ("cpu", "cuda"):
-        layout = f"memory.layout={'nhwc' if device == 'cuda' else 'nchw'}"
+        layout = NHWC if device == "cuda" else "memory.layout=nchw"
         options = (f"precision={precision}", f"optimizer.lr={RATES[network]}", layout)
         with trainer(tmp_path / device, network, device, *options) as made:
             outcomes[device] = train(made, STEPS)
@@ -50,7 +50,7 @@ def test_policies_and_capture_change_no_bit(tmp_path: Path, network: str, precis
     """With one update for all in each: policies that offload would else update by layer."""
     outcomes = []
     for i, (policy, captured) in enumerate((("none", True), ("all", True), ("none", False))):
-        options = (f"precision={precision}", f"memory.policy={policy}", "memory.update=together")
+        options = (NHWC, f"precision={precision}", f"memory.policy={policy}", "memory.update=together")
         with trainer(tmp_path / str(i), network, "cuda", *options) as made:
             if not captured:
                 without_capture(made)
@@ -73,7 +73,7 @@ def test_both_layouts_agree(tmp_path: Path) -> None:
 def test_poisoned_bytes_are_never_read(tmp_path: Path) -> None:
     outcomes = []
     for poison in ("true", "false"):
-        options = ("precision=bf16", f"debug.poison={poison}", "memory.policy=all")
+        options = (NHWC, "precision=bf16", f"debug.poison={poison}", "memory.policy=all")
         with trainer(tmp_path / poison, "googlenet", "cuda", *options) as made:
             outcomes.append(train(made, 3))
     assert outcomes[0] == outcomes[1]
@@ -84,7 +84,7 @@ def test_poisoned_bytes_are_never_read(tmp_path: Path) -> None:
 def test_parts_of_a_step_agree_with_the_whole(tmp_path: Path, precision: str) -> None:
     outcomes = []
     for accumulate in (1, 2):
-        options = (f"precision={precision}", f"train.accumulate={accumulate}")
+        options = (NHWC, f"precision={precision}", f"train.accumulate={accumulate}")
         with trainer(tmp_path / str(accumulate), "lenet", "cuda", *options) as made:
             outcomes.append(train(made, STEPS))
     assert outcomes[1] == pytest.approx(outcomes[0], rel=AGREEMENT[precision][1])
@@ -92,7 +92,7 @@ def test_parts_of_a_step_agree_with_the_whole(tmp_path: Path, precision: str) ->
 
 def test_a_skipped_step_changes_no_weight_and_no_momentum(tmp_path: Path) -> None:
     """Captured or not: the scale comes with the record of the step."""
-    with trainer(tmp_path, "lenet", "cuda", "precision=fp16") as made:
+    with trainer(tmp_path, "lenet", "cuda", NHWC, "precision=fp16") as made:
         train(made, 2)
         before, scaling = made.tensors(), made.scaling
         assert scaling is not None
@@ -109,10 +109,10 @@ def test_a_skipped_step_changes_no_weight_and_no_momentum(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("before", "after"), [("fp32", "bf16"), ("bf16", "fp16"), ("fp16", "fp32")])
 def test_a_checkpoint_goes_on_in_another_precision(tmp_path: Path, before: str, after: str) -> None:
-    with trainer(tmp_path / before, "lenet", "cuda", f"precision={before}") as made:
+    with trainer(tmp_path / before, "lenet", "cuda", NHWC, f"precision={before}") as made:
         train(made, 2)
         tensors, path = made.tensors(), made.checkpoint()
-    with trainer(tmp_path / after, "lenet", "cuda", f"precision={after}", checkpoint=path) as made:
+    with trainer(tmp_path / after, "lenet", "cuda", NHWC, f"precision={after}", checkpoint=path) as made:
         assert same(made.tensors(), tensors)
         assert np.isfinite(train(made, 2)).all()
 
