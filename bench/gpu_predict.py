@@ -1,6 +1,7 @@
 """Predicted and measured step times on this GPU, a line for each case, and what the prediction is made of.
 
     python -m vdnn.bench.gpu_predict alexnet:128 vgg19:256:dyn:12GiB:fp32 resnet50:256:none:null:bf16
+    python -m vdnn.bench.gpu_predict googlenet:128:conv:8GiB:tf32 -o memory.layout=nhwc
 
 A case is NETWORK[:BATCH[:POLICY[:LIMIT[:PRECISION]]]]. Predictions are those from parts alone, without what an earlier
 run has shown; the ratio is what such a run would keep as its calibration. JSON goes to $OUT, or to this folder.
@@ -55,7 +56,7 @@ class Case:
         return cls(network, int(batch) if batch else None, *chosen)
 
     def overrides(self) -> list[str]:
-        """Of the packaged configuration."""
+        """What it changes in the packaged configuration."""
         images = [] if self.batch_size is None else [f"train.batch_size={self.batch_size}"]
         choice = [f"memory.policy={self.policy}", f"memory.limit={self.limit}", f"precision={self.precision}"]
         return [*images, *choice, "data.source=synthetic", "data.test_images=8", "evaluate.batch_size=8"]
@@ -64,9 +65,13 @@ class Case:
 DEFAULTS = ("none", "null", "fp32")
 
 
-def measure(case: Case, steps: int, device: str, verbose: bool) -> dict[str, Any]:
-    """Train a few steps of `case`; times in ms, and the predicted ones by kind of op."""
-    overrides = [*case.overrides(), f"device={device}", f"train.iterations={steps + WARM_UP}"]
+def measure(case: Case, steps: int, device: str, verbose: bool, options: Sequence[str] = ()) -> dict[str, Any]:
+    """Train a few steps of `case`; times in ms, and the predicted ones by kind of op.
+
+    Args:
+        options: further overrides, KEY=VALUE.
+    """
+    overrides = [*case.overrides(), f"device={device}", f"train.iterations={steps + WARM_UP}", *options]
     with tempfile.TemporaryDirectory() as folder:
         config = load_config(case.network, [*overrides, "data.train_images=1024", f"output={folder}/run"])
         batch = config.train.batch_size
@@ -148,19 +153,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("cases", nargs="+", metavar="NETWORK:BATCH:POLICY:LIMIT:PRECISION")
     parser.add_argument("--steps", type=int, default=12, help="that are timed")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("-o", action="append", default=[], metavar="KEY=VALUE", help="of the networks' configurations")
     parser.add_argument("--verbose", action="store_true", help="say what is measured before the prediction")
     options = parser.parse_args(arguments)
     found: dict[str, Any] = {}
     for text in options.cases:
         try:
             case = Case.parse(text)
-            found[text] = {**asdict(case), **measure(case, options.steps, options.device, options.verbose)}
+            found[text] = {**asdict(case), **measure(case, options.steps, options.device, options.verbose, options.o)}
         except (VdnnError, ValueError, MemoryError, RuntimeError) as error:  # the other cases are still worth running
             found[text] = {"failed": f"{type(error).__name__}: {error}"}
         print(line(text, found[text]), flush=True)
     good = sum(map(within, found.values()))
     print(f"within {TOLERANCE:.0%}: {good} of {len(found)}")
-    write_results("gpu_predict.json", " ".join(["python -m vdnn.bench.gpu_predict", *options.cases]), found)
+    words = [*options.cases, *(f"-o {text}" for text in options.o)]
+    write_results("gpu_predict.json", " ".join(["python -m vdnn.bench.gpu_predict", *words]), found)
     return int(good < len(found))
 
 

@@ -3,7 +3,7 @@
     print(markdown(results))            # as peers.json holds them: {"case": {...}, "step_ms": ..., ...} each
 
 Compared are programs under the same limit in the same run: vdnn with the fastest PyTorch program there is. "images/s
-ratio" above 1 means that vdnn is faster, "memory ratio" below 1 that it holds less.
+ratio" above 1 means that vdnn is faster, "memory ratio" below 1 that it reserves less.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Result = Mapping[str, Any]
 Group = tuple[str, int, str, int | None, str]
 """Network, images a step, precision, limit, device."""
 GROUP = ("network", "precision", "limit")
-SUMMARY = (*GROUP, "PyTorch", "ms", "vdnn ms", "images/s ratio", "GiB", "vdnn GiB", "memory ratio")
+SUMMARY = (*GROUP, "PyTorch", "ms", "vdnn ms", "images/s ratio", "reserved GiB", "vdnn GiB", "memory ratio")
 CASES = (*GROUP, "program", "ms", "drift", "predicted", "images/s", "GiB of tensors", "reserved", "held", "card")
 """Columns."""
 
@@ -53,8 +53,9 @@ class Line:
 
     @property
     def memory_gib(self) -> float | None:
-        """What the card must have: vdnn's process by NVML; PyTorch's reserve, by NVML only where that is unknown."""
-        names = ("held_bytes",) if self.ours else ("reserved_bytes", "held_bytes")
+        """What it reserves on the card for tensors and workspace, the CUDA context not counted: vdnn's slab, PyTorch's
+        allocator; all that its process holds where that is unknown."""
+        names = ("planned_bytes" if self.ours else "reserved_bytes", "held_bytes")
         return next((self.gib[name] for name in names if self.gib.get(name)), None)
 
 

@@ -83,6 +83,22 @@ def problem_of(direction: str, dtype: str, layout: str = "NHWC", **options: Any)
 # ---- operands
 
 
+def test_what_tensor_cores_cut_off_in_tf32_is_admitted(device: Any) -> None:
+    """On an H200 cuDNN's fastest filter gradients of VGG-16(256) are 1.1e-3 to 2.7e-3 away from float64."""
+    rng = np.random.default_rng(3)
+    a, b = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((100, 5000), (5000, 100)))
+    cut = [(operand.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32).astype(float) for operand in (a, b)]
+    exact = a.astype(float) @ b.astype(float)
+    assert 6e-4 < np.linalg.norm(cut[0] @ cut[1] - exact) / np.linalg.norm(exact) < 8e-4  # operands alone
+    problem = problem_of("wgrad", "float32", "NHWC")
+    errors = {"graph:eng68": 2.7e-3, "graph:eng1": 1e-6, "graph:eng17": 1e-2}
+    plans: list[Any] = [Plan(label, problem, n + 1.0, error=error) for n, (label, error) in enumerate(errors.items())]
+    made, _ = search_of(device, plans, precision="tf32")
+    found = made.candidates(problem)
+    assert [(c.algorithm, c.math) for c in found] == [("graph:eng68", "tf32"), ("graph:eng1", "fp32")]
+    assert made.known[str(problem)].left_out.keys() == {"graph:eng17"}
+
+
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_the_host_knows_what_lies_on_the_device(device: Any, dtype: str, layout: str) -> None:

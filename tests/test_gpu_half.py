@@ -30,8 +30,8 @@ from vdnn.runtime.backends.cuda.products import conv_problem
 pytestmark = pytest.mark.gpu
 
 DTYPES = {"tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-TOLERANCE = {"tf32": 1e-3, "bf16": 4e-3, "fp16": 5e-4}
-"""Of a result, relative to the root of the mean square of results: TF32 rounds operands to 10 bits, the others round
+TOLERANCE = {"tf32": 4e-3, "bf16": 4e-3, "fp16": 5e-4}
+"""Of a result, relative to the root of the mean square of results: TF32 cuts operands off to 10 bits, the others round
 what they store to 8 and 11 bits."""
 TRAINING_AGREEMENT = 0.01
 """Relative difference of losses that 8 and 11 bits of activations may make in the first steps."""

@@ -43,8 +43,11 @@ def test_a_failed_case_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OUT", str(tmp_path))
-    assert main(["unknown:4", "lenet:8:all", "--device", "cpu", "--steps", "2"]) == 1
-    found: dict[str, Any] = json.loads((tmp_path / "gpu_predict.json").read_text())["results"]
+    words = ["unknown:4", "lenet:8:all", "--device", "cpu", "--steps", "2", "-o", "memory.layout=chwn"]
+    assert main(words) == 1
+    kept = json.loads((tmp_path / "gpu_predict.json").read_text())
+    assert kept["facts"]["command"].endswith("lenet:8:all -o memory.layout=chwn")
+    found: dict[str, Any] = kept["results"]
     assert "unknown" in found["unknown:4"]["failed"]
     row = found["lenet:8:all"]
     assert row["ratio"] == pytest.approx(row["measured_ms"] / row["predicted_ms"])
