@@ -150,7 +150,7 @@ def test_candidates_are_timed_as_parts_of_a_step(device: Device) -> None:
     costs = costs_of(kept, times)
     ops = {op.name: op for op in program.ops}
     shift = CHAINED_MS - ALONE_MS
-    found = costs.candidates(ops["conv2.dgrad"], program)
+    found = costs.candidates(replace(ops["conv2.dgrad"], accumulate=()), program)
     assert [(c.algorithm, c.workspace_bytes) for c in found] == [("FAST", 4096), ("SLOW", 0)]
     assert [c.time_ms for c in found] == pytest.approx([0.1 + shift, 0.2 + shift])
     # the bias is added by a kernel of its own, which reads b and y and nothing else
@@ -168,6 +168,17 @@ def test_candidates_are_timed_as_parts_of_a_step(device: Device) -> None:
     assert device.seen[-1]["workspace"].nbytes == gradient.workspace_bytes > 0
     (other,) = costs.candidates(ops["relu2.forward"], program)
     assert (other.algorithm, other.workspace_bytes) == ("default", 0)
+
+
+def test_a_gradient_that_is_added_to_another_reads_it_too(device: Device) -> None:
+    program, kept = small(), Found()
+    costs = costs_of(kept, OpTimes(device.launch, device.stream, 2**30, kept, 1000.0))
+    op = next(op for op in program.ops if op.name == "conv2.dgrad")
+    assert op.accumulate == ("dx",), "conv3 has written it"
+    nbytes = program.tensors[op.writes["dx"]].nbytes
+    writing = costs.candidates(replace(op, accumulate=()), program)
+    for alone, added in zip(writing, costs.candidates(op, program), strict=True):
+        assert added.time_ms - alone.time_ms == pytest.approx(nbytes / 1e9)  # at 1000 GB/s
 
 
 def test_a_bias_that_goes_with_an_activation_is_left_to_the_search(device: Device) -> None:

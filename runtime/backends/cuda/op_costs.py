@@ -57,9 +57,9 @@ class OpCosts:
         if op.kind in CONV_KINDS:
             found.load()
             # a kernel in CHWN adds the bias itself
-            bias_ms = 0.0 if layout == "CHWN" else _bias_ms(op, program, times)
+            more_ms = _sum_ms(op, program, times) + (0.0 if layout == "CHWN" else _bias_ms(op, program, times))
             options = found.search.candidates(unplaced_problem(op, program))
-            return tuple(replace(c, time_ms=times.in_step_ms(c.time_ms) + bias_ms) for c in options)
+            return tuple(replace(c, time_ms=times.in_step_ms(c.time_ms) + more_ms) for c in options)
         if op.kind in LINEAR_KINDS:
             return (Candidate("CUBLAS", times.time_ms(op, program, GEMM_WORKSPACE), GEMM_WORKSPACE),)
         shapes = {arg: program.tensors[t].shape for arg, t in (*op.reads.items(), *op.writes.items())}
@@ -75,6 +75,14 @@ class OpCosts:
         if op.kind not in CONV_KINDS:
             return True
         return self.measures(layout_of(op, program, self.layout)).search.knows_all(unplaced_problem(op, program))
+
+
+def _sum_ms(op: Op, program: Program, times: OpTimes) -> float:
+    """Time of reading what a gradient is added to, as behind a fork: the search times convolutions that write alone.
+
+    ResNet-50 (256) in bf16 on an H200: 1.0 ms of its 30.
+    """
+    return sum(program.tensors[op.writes[arg]].nbytes for arg in op.accumulate) / (times.copy_gbps * 1e6)
 
 
 def _bias_ms(op: Op, program: Program, times: OpTimes) -> float:
