@@ -218,16 +218,28 @@ def fits_whole(program: Program, costs: CostTable, policy: str, budget: Budget) 
     return not decisions.offload and _fits(program, decisions, budget)
 
 
-def smallest_plan(program: Program, decisions: Decisions, budget: Budget) -> Plan:
-    """The plan of `decisions` that needs the fewest device bytes: nothing is fetched before it is due."""
-    return plan_program(program, replace(decisions, prefetch_bytes=0), None, *budget.persistent(program))
+def smallest_plan(program: Program, decisions: Decisions, budget: Budget) -> tuple[Decisions, Plan]:
+    """The plan of `decisions` that needs the fewest device bytes, and the decisions as it takes them.
+
+    Nothing is fetched before it is due, unless planning for a byte less finds room where something is.
+    """
+    places = budget.persistent(program)
+    least = replace(decisions, prefetch_bytes=0)
+    plan = plan_program(program, least, None, *places)
+    while decisions.offload:
+        try:
+            plan = plan_program(program, decisions, plan.slab_bytes - 1, *places)
+        except BudgetError:
+            break
+        least = decisions
+    return least, plan
 
 
 def smallest_budget(program: Program, costs: CostTable, budget: Budget, decisions: Decisions | None = None) -> int:
     """Bytes of the smallest device budget under `decisions`, by default under all with memory-optimal algorithms."""
     if decisions is None:
         decisions = all_(program, costs, Budget(algorithms=MEMORY_OPTIMAL))
-    return smallest_plan(program, decisions, budget).slab_bytes
+    return smallest_plan(program, decisions, budget)[1].slab_bytes
 
 
 def _static(name: str, program: Program, costs: CostTable, budget: Budget, offload: tuple[str, ...]) -> Decisions:
@@ -362,13 +374,14 @@ def _explained(
     ]
     works: list[tuple[int, str]] = []
     for words, option in options:
-        plan = smallest_plan(program, option, budget)
+        _, plan = smallest_plan(program, option, budget)
         fits_host = budget.host_bytes is None or plan.host_bytes <= budget.host_bytes
         if fits_host and (not works or plan.slab_bytes < works[-1][0]):
             works.append((plan.slab_bytes, words))
     advice = "; ".join(f"{words}: {format_bytes(nbytes)} ({nbytes:,} bytes)" for nbytes, words in works)
     return BudgetError(
-        f"{error}; smallest budget that works {advice}, at batch size {program.batch}",
+        f"{error}; smallest budget that works {advice}, with {program.batch} images at once; raise memory.limit, or "
+        "lower train.batch_size or evaluate.batch_size",
         layer=error.layer,
         needed_bytes=error.needed_bytes,
         budget_bytes=error.budget_bytes,

@@ -1,4 +1,4 @@
-"""The virtual pool at run time: which storage lies where now, and how many bytes are live. It searches for nothing.
+"""The virtual pool at run time: which storage lies where now, and how high any has lain. It searches for nothing.
 
     pool = Pool(program.tensors, plan.persistent, backend.view)
     pool.alloc("conv1", 4096, 1 << 20)
@@ -25,6 +25,9 @@ class Pool:
         tensors: of the program.
         persistent: offset of every persistent storage.
         make_view: a backend's `view`.
+
+    Attributes:
+        top_bytes: end of the highest storage so far: so much of the slab was used, gaps included.
     """
 
     def __init__(self, tensors: Mapping[str, TensorSpec], persistent: Mapping[str, int], make_view: ViewMaker):
@@ -33,22 +36,19 @@ class Pool:
             name: (offset, tensors[name].nbytes) for name, offset in persistent.items() if name in tensors
         }
         self._views: dict[tuple[str, int], Any] = {}
-        self.live_bytes = 0
-        self.peak_bytes = 0
+        self.top_bytes = max((offset + nbytes for offset, nbytes in self._places.values()), default=0)
 
     def alloc(self, storage: str, offset: int, nbytes: int) -> None:
         """`storage` now lies at [offset, offset + nbytes)."""
         if storage in self._places:
             raise PlanError(f"storage '{storage}' is allocated twice")
         self._places[storage] = (offset, nbytes)
-        self.live_bytes += nbytes
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.top_bytes = max(self.top_bytes, offset + nbytes)
 
     def free(self, storage: str) -> tuple[int, int]:
         """`storage` lies nowhere any more; returns the (offset, nbytes) it had."""
         place = self.place(storage)
         del self._places[storage]
-        self.live_bytes -= place[1]
         return place
 
     def place(self, storage: str) -> tuple[int, int]:

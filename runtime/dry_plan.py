@@ -102,15 +102,15 @@ def refused_plan(program: Program, costs: CostTable, policy: str, budget: Budget
     limits = " and ".join(f"{format_bytes(n)} of the {slab}" for slab, n in slabs if n is not None)
     used, changes, words = SMALLEST.get(policy, (policy, {}, ""))
     free = replace(budget, device_bytes=None, host_bytes=None)
-    decisions = POLICIES[used](program, costs, replace(free, **changes))
-    how = [words] * bool(words) + ["nothing fetched early"] * bool(decisions.offload)
+    decisions, plan = smallest_plan(program, POLICIES[used](program, costs, replace(free, **changes)), free)
+    how = [words] * bool(words) + ["nothing fetched early"] * bool(decisions.offload and decisions.prefetch_bytes == 0)
     given = "" if policy in SMALLEST else " and these algorithms"
     note = f"nothing fits in {limits} with policy '{policy}'{given}; this is its smallest plan"
     note += f": {', '.join(how)}" if how else ""
     fitting = fitting_options(program, costs, policy, budget)
     note += f"; what fits: {' or '.join(fitting)}" if fitting else ""
-    decisions = replace(decisions, policy=policy, prefetch_bytes=0, notes=(*decisions.notes, note))
-    return decisions, smallest_plan(program, decisions, free)
+    decisions = replace(decisions, policy=policy, notes=(*decisions.notes, note))
+    return decisions, replace(plan, decisions_digest=decisions.digest())
 
 
 def fitting_options(program: Program, costs: CostTable, policy: str, budget: Budget) -> list[str]:

@@ -168,8 +168,8 @@ class Trainer:
         return Result(self.step, loss, accuracy, self.predicted_step_ms, measured, self.peak_bytes())
 
     def peak_bytes(self) -> int:
-        """Most bytes that were live at once in any plan that ran, persistent ones included."""
-        return max(e.pool.peak_bytes + e.plan.persistent_bytes for e in self._executors.values())
+        """How much of the slab was used: up to the highest byte that a storage of any plan that ran has lain in."""
+        return max(e.pool.top_bytes for e in self._executors.values())
 
     def use(self, key: Key, executor: Executor) -> None:
         """Run the plan of `key` by this executor from now on (one that does not capture, say)."""
@@ -363,7 +363,8 @@ class Trainer:
         """The error; a checkpoint up to step `newest` is from before the fault."""
         kept = latest(self.folder.checkpoints, newest)
         saved = f"The last checkpoint, '{kept}', is from before it" if kept else "No checkpoint was written before it"
-        return NotFiniteError(f"{what}; learning rate {rate}: lower it (--lr) or add a warm-up. {saved}")
+        small = f"; or maps are {RANGE}" if self.scaling is not None else ""
+        return NotFiniteError(f"{what}; learning rate {rate}: lower it (--lr) or add a warm-up{small}. {saved}")
 
     # ---- memory
 

@@ -167,8 +167,9 @@ def test_a_loss_that_is_not_finite_is_the_error_it_is_in_every_precision(tmp_pat
             weights = made.tensors()
             weights["conv1.weight"][...] = 3e38
             made.kept.write(weights)
-            with pytest.raises(NotFiniteError, match="NaN or infinity first in layer 'conv1'"):
+            with pytest.raises(NotFiniteError, match="NaN or infinity first in layer 'conv1'") as caught:
                 step(made)
+            assert ("beyond the range of fp16" in str(caught.value)) == (precision == "fp16")
         finally:
             made.backend.close()
 

@@ -71,7 +71,7 @@ def decided(lab: Lab, policy: str, slices: Slices) -> Decisions:
 
 def case_of(lab: Lab, policy: str, slices: Slices, *, tight: bool = False) -> Case:
     decisions = decided(lab, policy, slices)
-    plan = smallest_plan(lab.program, decisions, Budget()) if tight else plan_program(lab.program, decisions)
+    plan = smallest_plan(lab.program, decisions, Budget())[1] if tight else plan_program(lab.program, decisions)
     planned = apply_decisions(lab.program, decisions)
     verify(planned, plan)
     return Case(f"{policy}{' tight' if tight else ''}, {len(slices)} ops in slices", planned, plan)

@@ -104,8 +104,9 @@ def test_a_limit_that_is_too_small_ends_with_3_and_names_one_that_works(tmp_path
     assert not list(tmp_path.iterdir())
     works = train(tmp_path, *options, "--memory-limit", smallest)
     assert works.code == 0, works.error
-    used = re.search(r"used at most [\d.]+ MiB \(([\d,]+) bytes\)", works.out)
-    assert int(used[1].replace(",", "")) <= smallest
+    planned, used = re.findall(r"(?:planned|used at most) [\d.]+ MiB \(([\d,]+) bytes\)", works.out)
+    assert planned == used
+    assert int(used.replace(",", "")) <= smallest
     assert "MiB (--memory-limit), " in works.out
 
 
