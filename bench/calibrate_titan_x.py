@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from vdnn.bench.command import command
 from vdnn.layers.lower import lower
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import TensorSpec
@@ -247,4 +248,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

@@ -15,7 +15,6 @@ activation that are fused with them.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 import traceback
@@ -25,6 +24,8 @@ from importlib import resources
 from pathlib import Path
 from time import monotonic
 
+from vdnn.bench.command import above_zero, command
+from vdnn.bench.harness import check_device, results_path
 from vdnn.errors import VdnnError
 from vdnn.layers.lower import Update, lower
 from vdnn.memory.slices import sizes_of
@@ -35,6 +36,7 @@ from vdnn.runtime.backends.cuda.cudnn_conv import ConvProblem
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, unplaced_problem
 from vdnn.runtime.backends.cuda.search import Search
 from vdnn.runtime.config import PRECISIONS
+from vdnn.runtime.files import check_output
 
 CASES = (
     "alexnet:128",
@@ -131,8 +133,8 @@ def measure(
     done: dict[Kind, tuple[int, int]] = {}
     for kind in kinds:
         words = table_name(kind)
-        wanted = list(worklist(cases, DIVIDED, kind))
         search = open_search(*kind)
+        wanted = list(worklist(cases, DIVIDED, kind))
         table = tables.begin(search, kind)
         missing = [(name, problem) for name, problem in wanted if str(problem) not in table.problems]
         print(f"{words}: {len(wanted) - len(missing)} of {len(wanted)} problems known", flush=True)
@@ -179,6 +181,7 @@ def slug(name: str) -> str:
 
 def on_gpu(precision: str, layout: str) -> Search:
     """The search of the GPU, on all memory that is free."""
+    check_device("cuda", "run this on the GPU that the tables are to be of")
     from vdnn.runtime.backends.cuda.backend import CudaBackend
 
     def say(text: str) -> None:
@@ -198,18 +201,22 @@ def parts(text: str, known: Collection[str]) -> list[str]:
 def main(argv: Sequence[str] | None = None, open_search: OpenSearch = on_gpu) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.gpu_algos", description=__doc__.partition("\n")[0])
-    parser.add_argument("cases", nargs="*", type=case, metavar="NETWORK:BATCH", default=list(CASES))
+    text = f"default: {' '.join(CASES)}"
+    parser.add_argument("cases", nargs="*", type=case, metavar="NETWORK:BATCH", default=list(CASES), help=text)
     precisions, layouts = (lambda text: parts(text, PRECISIONS)), (lambda text: parts(text.upper(), LAYOUTS))
-    parser.add_argument("--precisions", type=precisions, default=list(DEFAULT_PRECISIONS), metavar="LIST")
-    parser.add_argument("--layouts", type=layouts, default=["NCHW"], metavar="LIST", help="such as nchw,nhwc,chwn")
-    parser.add_argument("--minutes", type=float, default=9.0, help="time for all of it, default 9")
-    parser.add_argument("--tables", metavar="DIR", help="folder of earlier tables, default that of the package")
+    words = f"of {','.join(PRECISIONS)} (default: {','.join(DEFAULT_PRECISIONS)})"
+    parser.add_argument("--precisions", type=precisions, default=list(DEFAULT_PRECISIONS), metavar="LIST", help=words)
+    words = "of nchw,nhwc,chwn (default: nchw)"
+    parser.add_argument("--layouts", type=layouts, default=["NCHW"], metavar="LIST", help=words)
+    parser.add_argument("--minutes", type=above_zero, default=9.0, help="time for all of it (default: 9)")
+    parser.add_argument("--tables", metavar="DIR", help="folder of earlier tables (default: that of the package)")
     arguments = parser.parse_args(argv)
     kinds = [(precision, layout) for layout in arguments.layouts for precision in arguments.precisions]
-    folder = Path(os.environ.get("OUT", "."))
+    folder = results_path("")
     earlier = Path(arguments.tables) if arguments.tables else Path(str(resources.files(STORED)))
     tables = Tables(folder, earlier)
     try:
+        check_output(folder / "tables.json")  # before minutes of work
         done = measure(arguments.cases, kinds, open_search, tables, 60 * arguments.minutes)
     except VdnnError as error:
         print(f"gpu_algos: {error}", file=sys.stderr)
@@ -220,4 +227,4 @@ def main(argv: Sequence[str] | None = None, open_search: OpenSearch = on_gpu) ->
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -20,6 +21,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from vdnn.bench.command import command
 from vdnn.layers import Op
 from vdnn.layers.tensor import DTYPE_BYTES, Shape
 from vdnn.runtime.backends.cuda.array import DeviceArray, contiguous
@@ -142,9 +144,10 @@ def rows(dtype: str, layouts: Sequence[str]) -> Iterator[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line a call."""
     parser = argparse.ArgumentParser(description="bandwidth of batch normalisation on this GPU")
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
-    parser.add_argument("--layouts", nargs="+", default=["NHWC", "NCHW"])
-    parser.add_argument("--cuts", nargs="+", type=cut_of, metavar="FEW:MANY:DIGITS", default=[PRESENT])
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], help="default: bfloat16 float32")
+    parser.add_argument("--layouts", nargs="+", default=["NHWC", "NCHW"], help="default: NHWC NCHW")
+    text = f"default: {':'.join(map(str, PRESENT))}"
+    parser.add_argument("--cuts", nargs="+", type=cut_of, metavar="FEW:MANY:DIGITS", default=[PRESENT], help=text)
     options = parser.parse_args(arguments)
     found = []
     for numbers, dtype in product(options.cuts, options.dtypes):
@@ -163,4 +166,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(main))

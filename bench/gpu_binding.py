@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vdnn.bench.command import command
 from vdnn.errors import VdnnError
 from vdnn.runtime.backends.cuda import cudnn_conv, cudnn_graph
 from vdnn.runtime.backends.cuda.cublas import Cublas
@@ -380,4 +381,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from vdnn.bench.command import above_zero, command
 from vdnn.bench.study_cases import CHWN, NCHW, NHWC, ConvCase, convolutions
 from vdnn.bench.study_conv_gpu import problem_of
 from vdnn.runtime.backends.cuda.chwn_plans import MODULE, ChwnPlan
@@ -143,11 +145,14 @@ def table(rows: Sequence[Row], precision: str) -> Iterator[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line a measurement and the table last; 1 if a result is wrong."""
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.gpu_chwn", description=__doc__.partition("\n")[0])
-    parser.add_argument("cases", nargs="*", metavar="CONV", default=list(convolutions()))
-    parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS))
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=["fp32"])
-    parser.add_argument("--cudnn", choices=("none", "named", "all"), default="named")
-    parser.add_argument("--seconds", type=float, default=50.0, help="for all of it, default 50")
+    text = f"default: {' '.join(convolutions())}"
+    parser.add_argument("cases", nargs="*", metavar="CONV", default=list(convolutions()), help=text)
+    text = f"default: {' '.join(DIRECTIONS)}"
+    parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS), help=text)
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=["fp32"], help="default: fp32")
+    words = "algorithms of cuDNN's to try (default: named)"
+    parser.add_argument("--cudnn", choices=("none", "named", "all"), default="named", help=words)
+    parser.add_argument("--seconds", type=above_zero, default=50.0, help="for all of it (default: 50)")
     options = parser.parse_args(argv)
     end = monotonic() + options.seconds
     probes = {dtype: Probe(dtype) for dtype in dict.fromkeys(PRECISIONS[name][0] for name in options.precisions)}
@@ -191,4 +196,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(command(main))

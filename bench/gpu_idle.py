@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from vdnn.bench.command import command
 from vdnn.bench.harness import Silent, write_results
 from vdnn.runtime.config import load_config
 from vdnn.runtime.data import batches, epoch_order
@@ -86,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(main))

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from vdnn.bench.command import command
 from vdnn.bench.kernel_cases import all_cases
 from vdnn.bench.kernel_check import CALLS, LAYOUTS, STORE, Case, Machine, difference, is_activation
 from vdnn.layers import Op
@@ -282,4 +283,4 @@ def main(words: Sequence[str] = ()) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(lambda: main(sys.argv[1:])))

@@ -21,6 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from vdnn.bench.command import command, not_negative, reason
 from vdnn.bench.harness import Outcome, train, write_results
 from vdnn.networks import NETWORKS
 from vdnn.runtime.config import PRECISIONS
@@ -67,7 +68,7 @@ def measure(key: Row, run: Run) -> Row:
         outcome = run(key["network"], options, STEPS)
     except Exception as error:  # a row that fails is one row less
         traceback.print_exc()
-        return {**key, "error": f"{type(error).__name__}: {error}"}
+        return {**key, "error": reason(error)}
     return {
         **key,
         "step_ms": outcome.step_ms,
@@ -127,8 +128,9 @@ def main(argv: Sequence[str] | None = None, run: Run = train) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.gpu_layouts", description=__doc__.partition("\n")[0])
     every = [f"{one}:{precision}" for one in CASES for precision in DEFAULT_PRECISIONS]
-    parser.add_argument("cases", nargs="*", type=case, metavar="NETWORK:BATCH:PRECISION", default=every)
-    parser.add_argument("--minutes", type=float, default=9.0, help="no row is begun after so long, default 9")
+    text = f"default: {' '.join(CASES)} in {' '.join(DEFAULT_PRECISIONS)}"
+    parser.add_argument("cases", nargs="*", type=case, metavar="NETWORK:BATCH:PRECISION", default=every, help=text)
+    parser.add_argument("--minutes", type=not_negative, default=9.0, help="no row is begun after so long (default: 9)")
     parser.add_argument("--earlier", metavar="FILE", help="rows that are known")
     arguments = parser.parse_args(argv)
     out = Path(os.environ.get("OUT", ".")) / NAME
@@ -151,4 +153,4 @@ def main(argv: Sequence[str] | None = None, run: Run = train) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

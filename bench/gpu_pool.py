@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from vdnn.bench.command import command
 from vdnn.bench.cudnn_pool import CudnnPool
 from vdnn.bench.gpu_kernels import window
 from vdnn.bench.harness import write_results
@@ -306,4 +307,4 @@ def _room(case: PoolCase, dtype: str, clock: Clock, names: Sequence[str]) -> int
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(lambda: main(sys.argv[1:])))

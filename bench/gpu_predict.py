@@ -4,27 +4,35 @@
     python -m vdnn.bench.gpu_predict googlenet:128:conv:8GiB:tf32 -o memory.layout=nhwc
 
 A case is NETWORK[:BATCH[:POLICY[:LIMIT[:PRECISION]]]]. Predictions are those from parts alone, without what an earlier
-run has shown; the ratio is what such a run would keep as its calibration. JSON goes to $OUT, or to this folder.
+run has shown; the ratio is what such a run would keep as its calibration.
+
+gpu_predict.json, in the folder $OUT or the present one, has every case by its name, with -o and a --device that is not
+cuda; it is written after each, earlier cases are kept, and one that fails replaces none that was measured. Exit code 0
+if every prediction is within 10%, 1 if not, 2 for what cannot be tried at all, and then nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from vdnn.bench.harness import Silent, write_results
-from vdnn.errors import VdnnError
+from vdnn.bench.command import command, reason, whole_from
+from vdnn.bench.harness import Silent, check_device, facts, results_path, save_results
+from vdnn.errors import ConfigError, DataError, VdnnError
 from vdnn.memory.clock import op_times, simulate
 from vdnn.runtime.config import Config, load_config
 from vdnn.runtime.data import batches, epoch_order
+from vdnn.runtime.files import check_output
 from vdnn.runtime.prepare import Prepared, prepare
 from vdnn.runtime.rehearsal import LimitExceeded
 from vdnn.runtime.run_folder import RunFolder
@@ -34,6 +42,7 @@ from vdnn.units import format_ms
 WARM_UP = 3
 """Steps that do not count: the first are not replayed."""
 TOLERANCE = 0.10
+FILE = "gpu_predict.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +57,10 @@ class Case:
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """The case that `text` names, see the module; ValueError if it names none."""
+        """The case that `text` names, see the module; ConfigError if it names none."""
         network, batch, *rest = (*text.split(":"), "")
         if (batch and not batch.isdecimal()) or text.count(":") > 1 + len(DEFAULTS):
-            raise ValueError(f"case '{text}': expected NETWORK:BATCH:POLICY:LIMIT:PRECISION, the batch a number")
+            raise ConfigError(f"case '{text}': expected NETWORK:BATCH:POLICY:LIMIT:PRECISION, the batch a number")
         chosen = (part or default for part, default in zip(rest, DEFAULTS, strict=False))
         return cls(network, int(batch) if batch else None, *chosen)
 
@@ -65,17 +74,33 @@ class Case:
 DEFAULTS = ("none", "null", "fp32")
 
 
+def configuration(case: Case, device: str, options: Sequence[str] = (), *more: str) -> Config:
+    """The case's; ConfigError if there is none, or if options make another case of it.
+
+    Args:
+        options: further overrides, KEY=VALUE.
+        more: and some that these do not change.
+    """
+    overrides = [*case.overrides(), f"device={device}"]
+    named, config = load_config(case.network, overrides), load_config(case.network, [*overrides, *options])
+    for key in ("device", "precision", "train.batch_size", "memory.policy", "memory.limit"):
+        says, got = (attrgetter(key)(each) for each in (named, config))
+        if got != says:  # else results would bear the name of a case that was not measured
+            place = "--device" if key == "device" else "the case"
+            raise ConfigError(f"{key}: {place} says {says}, -o {got}; leave it out of -o")
+    images = f"data.train_images={config.train.batch_size}"
+    return load_config(case.network, [*overrides, *options, images, *more])
+
+
 def measure(case: Case, steps: int, device: str, verbose: bool, options: Sequence[str] = ()) -> dict[str, Any]:
     """Train a few steps of `case`; times in ms, and the predicted ones by kind of op.
 
     Args:
         options: further overrides, KEY=VALUE.
     """
-    overrides = [*case.overrides(), f"device={device}", f"train.iterations={steps + WARM_UP}", *options]
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(case.network, [*overrides, "data.train_images=1024", f"output={folder}/run"])
-        batch = config.train.batch_size
-        config = load_config(case.network, [*overrides, f"data.train_images={batch}", f"output={folder}/run"])
+        fixed = (f"train.iterations={steps + WARM_UP}", f"output={folder}/run")
+        config = configuration(case, device, options, *fixed)
         try:
             return _measure(config, steps, Path(folder), verbose)
         except LimitExceeded as error:  # as the trainer does: plan once more for what lies outside the slab
@@ -147,28 +172,68 @@ def within(found: dict[str, Any]) -> bool:
     return "failed" not in found and abs(found["predicted_ms"] / found["measured_ms"] - 1) <= TOLERANCE
 
 
+class Kept:
+    """Cases of gpu_predict.json by name: those of earlier commands on this machine too.
+
+    Raises: DataError if what lies there is no such file, or of another GPU; ConfigError if it cannot be written.
+    """
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        path = results_path(FILE)
+        self.facts, self.rows = about, dict[str, dict[str, Any]]()
+        check_output(path)
+        if not path.exists():
+            return
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            gpu, self.rows = data["facts"].get("gpu"), {name: dict(row) for name, row in data["results"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"'{path}' holds no predictions ({error}); move it away or set OUT to a folder") from error
+        if gpu != about.get("gpu"):
+            raise DataError(f"'{path}' is of {gpu}, this is {about.get('gpu')}; set OUT to another folder")
+
+    def add(self, name: str, row: Mapping[str, Any]) -> bool:
+        """Write a case beside the others; False if it has failed and was measured earlier, which is kept then."""
+        if "failed" in row and "measured_ms" in self.rows.get(name, ()):
+            return False
+        self.rows[name] = {**row, "commit": self.facts.get("commit"), "date": self.facts.get("date")}
+        save_results(FILE, {"facts": self.facts, "results": self.rows})
+        return True
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases; 0 if every prediction is within TOLERANCE."""
-    parser = argparse.ArgumentParser(prog="python -m vdnn.bench.gpu_predict", description=__doc__)
+    kept_as_it_is = argparse.RawDescriptionHelpFormatter
+    program = "python -m vdnn.bench.gpu_predict"
+    parser = argparse.ArgumentParser(prog=program, description=__doc__, formatter_class=kept_as_it_is)
     parser.add_argument("cases", nargs="+", metavar="NETWORK:BATCH:POLICY:LIMIT:PRECISION")
-    parser.add_argument("--steps", type=int, default=12, help="that are timed")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=whole_from(1), default=12, metavar="N", help="that are timed (default: 12)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where (default: cuda)")
     parser.add_argument("-o", action="append", default=[], metavar="KEY=VALUE", help="of the networks' configurations")
     parser.add_argument("--verbose", action="store_true", help="say what is measured before the prediction")
-    options = parser.parse_args(arguments)
-    found: dict[str, Any] = {}
-    for text in options.cases:
+    given = parser.parse_args(arguments)
+    try:
+        cases = {text: Case.parse(text) for text in given.cases}
+        for case in cases.values():
+            configuration(case, given.device, given.o)
+        check_device(given.device)
+        kept = Kept(facts(" ".join([program, *(sys.argv[1:] if arguments is None else arguments)])))
+    except VdnnError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    more = [*([f"--device {given.device}"] if given.device != "cuda" else []), *(f"-o {text}" for text in given.o)]
+    good = 0
+    for text, case in cases.items():
         try:
-            case = Case.parse(text)
-            found[text] = {**asdict(case), **measure(case, options.steps, options.device, options.verbose, options.o)}
+            row = {**asdict(case), **measure(case, given.steps, given.device, given.verbose, given.o)}
         except (VdnnError, ValueError, MemoryError, RuntimeError) as error:  # the other cases are still worth running
-            found[text] = {"failed": f"{type(error).__name__}: {error}"}
-        print(line(text, found[text]), flush=True)
-    good = sum(map(within, found.values()))
-    print(f"within {TOLERANCE:.0%}: {good} of {len(found)}")
-    words = [*options.cases, *(f"-o {text}" for text in options.o)]
-    write_results("gpu_predict.json", " ".join(["python -m vdnn.bench.gpu_predict", *words]), found)
-    return int(good < len(found))
+            row = {**asdict(case), "failed": reason(error)}
+        earlier = "" if kept.add(" ".join([text, *more]), row) else f"; {FILE} keeps what was measured earlier"
+        print(line(text, row) + earlier, flush=True)
+        good += within(row)
+    print(f"within {TOLERANCE:.0%}: {good} of {len(cases)}")
+    print(f"wrote {FILE}", file=sys.stderr)
+    return int(good < len(cases))
 
 
 def _say(text: str) -> None:
@@ -176,4 +241,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

@@ -5,6 +5,9 @@ compute-sanitizer --tool memcheck python -m vdnn.bench.gpu_sanitize
 
 from __future__ import annotations
 
+import sys
+
+from vdnn.bench.command import command
 from vdnn.bench.harness import train
 
 CASES = {
@@ -24,4 +27,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(main))

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vdnn.bench.command import command
 from vdnn.bench.harness import write_results
 from vdnn.bench.softmax_methods import COLUMNS, ROWS, Method, Places, SoftmaxCase, cudnn_of, ours_of, references_of
 from vdnn.bench.study_cases import classifiers
@@ -298,4 +299,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

@@ -15,6 +15,7 @@ from statistics import quantiles
 from time import perf_counter
 from typing import Any
 
+from vdnn.bench.command import command
 from vdnn.bench.harness import Outcome, train, write_results
 from vdnn.bench.torch_losses import CASES, Case, attempt, compare_losses, open_first, peer, torch_facts
 from vdnn.bench.torch_reference import load_torch
@@ -92,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(main))

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vdnn.bench.command import command, reason
 from vdnn.bench.harness import Outcome, train, write_results
 
 AGREEMENT = 1e-5
@@ -155,7 +156,7 @@ def _try(run: Callable[[], Outcome]) -> Outcome | str:
         return run()
     except Exception as error:
         traceback.print_exc()
-        return f"{type(error).__name__}: {error}"
+        return reason(error)
 
 
 def slow() -> dict[str, Any]:
@@ -221,4 +222,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(main))

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vdnn.bench.command import command
 from vdnn.bench.harness import write_results
 from vdnn.bench.study_cases import convolutions
 from vdnn.bench.study_clock import Clock
@@ -227,4 +228,4 @@ def main(words: Sequence[str] = ()) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command(lambda: main(sys.argv[1:])))

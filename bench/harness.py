@@ -25,9 +25,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vdnn.errors import BackendUnavailable
+from vdnn.runtime.backends.cuda.libraries import load_cupy
 from vdnn.runtime.config import Config, load_config
 from vdnn.runtime.data import batches, epoch_order, with_next
+from vdnn.runtime.devices import find_driver
 from vdnn.runtime.executor import Executor
+from vdnn.runtime.files import write_output
 from vdnn.runtime.listener import StepInfo
 from vdnn.runtime.planset import PlanSet
 from vdnn.runtime.prepare import prepare
@@ -35,6 +39,8 @@ from vdnn.runtime.rehearsal import LimitExceeded
 from vdnn.runtime.run_folder import RunFolder
 from vdnn.runtime.trace import Marks
 from vdnn.runtime.trainer import Trainer
+
+NO_GPU = "use --device cpu to try this without a GPU"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +184,21 @@ def _traced(
     return sum(t.compute_ms for t in timings), sum(t.out_ms for t in timings), sum(t.in_ms for t in timings)
 
 
+def check_device(device: str, advice: str = NO_GPU, *, loads: bool = True) -> None:
+    """BackendUnavailable if "cuda" is asked for and not there: the driver speaks first, then the libraries.
+
+    Args:
+        loads: whether this process is to use the GPU, and so needs its libraries.
+    """
+    if device != "cuda":
+        return
+    driver = find_driver()
+    if not driver.gpus:
+        raise BackendUnavailable(f"device 'cuda' is not available: {driver.finding}; {advice}")
+    if loads:
+        load_cupy()
+
+
 def facts(command: str) -> dict[str, Any]:
     """Machine, versions, commit and command, for a results file."""
     found: dict[str, Any] = {
@@ -195,11 +216,22 @@ def facts(command: str) -> dict[str, Any]:
 
 
 def write_results(name: str, command: str, results: Mapping[str, Any]) -> Path:
-    """Write {facts, results} as JSON to $OUT, or to the working folder."""
-    path = Path(os.environ.get("OUT", ".")) / name
-    path.write_text(json.dumps({"facts": facts(command), "results": results}, indent=1), encoding="utf-8")
+    """Write {facts, results} as JSON to `results_path(name)`, whole or not at all, and say so."""
+    path = save_results(name, {"facts": facts(command), "results": results})
     print(f"wrote {path.name}", file=sys.stderr)
     return path
+
+
+def save_results(name: str, content: Mapping[str, Any]) -> Path:
+    """Write `content` as JSON to `results_path(name)`, whole or not at all."""
+    path = results_path(name)
+    write_output(path, json.dumps(content, indent=1).encode())
+    return path
+
+
+def results_path(name: str) -> Path:
+    """Where results of this name go: the folder $OUT, or the present one."""
+    return Path(os.environ.get("OUT", ".")) / name
 
 
 def _output(command: Sequence[str]) -> str:

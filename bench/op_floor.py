@@ -6,33 +6,34 @@
 Ops are timed by events within the replayed step: in their order, on their data, in the state in which they find the
 cache; two events add about 1 to 2 µs to each (`mark_ms` says how much). The floor is what an op must move over the
 measured copy bandwidth, or its products over the measured rate of a large product, whichever is longer
-(vdnn.bench.op_count). op_floor_NETWORK_PRECISION.json and .md go to the folder $OUT or the present one.
+(vdnn.bench.op_count). op_floor_NETWORK_IMAGES_PRECISION.json and .md go to the folder $OUT or the present one; another
+program, device or option, and --uncaptured, are in the name too.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from vdnn.bench.harness import write_results
+from vdnn.bench.command import above_zero, command
+from vdnn.bench.harness import check_device, results_path, write_results
 from vdnn.bench.op_count import work_of
 from vdnn.bench.op_rates import Rates, rates_of
 from vdnn.bench.peers_cases import PRECISIONS, Case, parse_network
-from vdnn.bench.peers_ours import Running, running
-from vdnn.errors import VdnnError
+from vdnn.bench.peers_ours import Running, configuration, running
+from vdnn.errors import ConfigError, VdnnError
 from vdnn.layers.graph import Graph
 from vdnn.layers.op import Op, Program
 from vdnn.memory.passes import batch_of
 from vdnn.networks import build
 from vdnn.runtime.backend import Backend
-from vdnn.runtime.config import load_config
 from vdnn.runtime.executor import Executor
+from vdnn.runtime.files import check_output, write_output
 
 STEPS = 12
 """Timed, after two that are not."""
@@ -222,11 +223,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.op_floor", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("network", metavar="NETWORK:IMAGES")
-    parser.add_argument("--precision", choices=PRECISIONS, default="bf16")
+    parser.add_argument("--precision", choices=PRECISIONS, default="bf16", help="of the step (default: bf16)")
     parser.add_argument("--program", default="ours", help="ours, or ours-LIMIT such as ours-12GiB (default: ours)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--copy-gbps", type=float, help="copy bandwidth, read and written bytes; measured if not given")
-    parser.add_argument("--tflops", type=float, help="of a large product in this precision; measured if not given")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where (default: cuda)")
+    text = "copy bandwidth, read and written bytes; measured if not given"
+    parser.add_argument("--copy-gbps", type=above_zero, metavar="GBPS", help=text)
+    text = "10^12 operations a second of a large product in this precision; measured if not given"
+    parser.add_argument("--tflops", type=above_zero, help=text)
     parser.add_argument("--uncaptured", action="store_true", help="time ops as they are launched one by one")
     parser.add_argument("-o", action="append", default=[], metavar="KEY=VALUE", help="of the network's configuration")
     given = parser.parse_args(arguments)
@@ -234,20 +237,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         network, batch = parse_network(given.network)
         case = Case(network, batch, given.precision, given.program, device=given.device, options=tuple(given.o))
-        if not case.is_ours:
-            parser.error(f"expected a program of vdnn, got '{given.program}'")
-        if given.copy_gbps and given.tflops:
-            rates = Rates(given.copy_gbps, given.tflops)
-        else:
-            found = rates_of(given.precision, given.device)
-            rates = Rates(given.copy_gbps or found.copy_gbps, given.tflops or found.tflops)
-        measured, graph = measure(case, capture=not given.uncaptured), _graph(case)
+        graph, name = _checked(case), _name(case, not given.uncaptured)
+        stated = {"copy_gbps": given.copy_gbps, "tflops": given.tflops}
+        stated = {what: rate for what, rate in stated.items() if rate is not None}
+        rates = Rates(**stated) if len(stated) == 2 else replace(rates_of(given.precision, given.device), **stated)
+        measured = measure(case, capture=not given.uncaptured)
     except VdnnError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     rows = rows_of(measured, graph, rates)
-    name = f"op_floor_{network}_{given.precision}"
-    text = markdown(f"{network} ({batch}) in {given.precision}", measured, rates, rows)
+    more = [given.program] if given.program != "ours" else []
+    title = ", ".join([f"{network} ({batch}) in {given.precision}", *more, *given.o])
+    text = markdown(title, measured, rates, rows)
     results = {
         "case": case.to_json(),
         "rates": asdict(rates),
@@ -260,15 +261,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "ops": [asdict(row) | {"gap_ms": row.gap_ms} for row in rows],
     }
     write_results(f"{name}.json", " ".join(["python -m vdnn.bench.op_floor", *words]), results)
-    (Path(os.environ.get("OUT", ".")) / f"{name}.md").write_text(text, encoding="utf-8")
+    write_output(results_path(f"{name}.md"), text.encode())
     print(text)
     return 0
 
 
-def _graph(case: Case) -> Graph:
-    config = load_config(case.network, case.options)
+def _checked(case: Case) -> Graph:
+    """The case's network, if there is one and the case can be tried here; said before anything is measured."""
+    if not case.is_ours:
+        raise ConfigError(f"--program: expected ours or ours-LIMIT, got '{case.program}'")
+    config = configuration(case)
+    check_device(case.device)
     return build(config.network.name, **config.network.options)
 
 
+def _name(case: Case, capture: bool) -> str:
+    """Of the files, without their suffix; ConfigError if such files cannot be written."""
+    words = ["op_floor", case.network, str(case.batch), case.precision]
+    words += [case.program] if case.program != "ours" else []
+    words += [case.device] if case.device != "cuda" else []
+    words += [*case.options, *(["uncaptured"] if not capture else [])]
+    name = "_".join(re.sub(r"[^A-Za-z0-9_.=-]+", "-", word) for word in words)
+    for suffix in ("json", "md"):
+        check_output(results_path(f"{name}.{suffix}"))
+    return name
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from vdnn.bench.command import command, tied
 from vdnn.bench.torch_reference import load_torch
 from vdnn.errors import BackendUnavailable
 
@@ -38,9 +40,10 @@ class Rates:
 def rates_of(precision: str, device: str) -> Rates:
     """Measured by a process of its own; BackendUnavailable where that cannot be done."""
     words = [sys.executable, "-m", "vdnn.bench.op_rates", precision, "--device", device]
-    ended = subprocess.run(words, capture_output=True, text=True)
+    ended = subprocess.run(words, capture_output=True, text=True, **tied())
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = re.sub(r"^(op_rates|[A-Za-z_.]*Error): ", "", last)  # of the command, or of an error of PyTorch's
         raise BackendUnavailable(f"the machine's rates could not be measured ({last}); state --copy-gbps and --tflops")
     return Rates(**json.loads(ended.stdout.splitlines()[-1]))
 
@@ -85,11 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """PRECISION [--device DEVICE]."""
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.op_rates", description="copy bandwidth, products")
     parser.add_argument("precision", choices=("fp32", "tf32", "bf16", "fp16"))
-    parser.add_argument("--device", choices=tuple(SIZES), default="cuda")
+    parser.add_argument("--device", choices=tuple(SIZES), default="cuda", help="where (default: cuda)")
     given = parser.parse_args(arguments)
     found = measure(given.precision, given.device)
     print(json.dumps({"copy_gbps": found.copy_gbps, "tflops": found.tflops}))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(main))

@@ -20,6 +20,7 @@ from time import monotonic, perf_counter
 
 import numpy as np
 
+from vdnn.bench.command import reason
 from vdnn.bench.harness import Silent, facts
 from vdnn.bench.paper_files import RUNS_FOLDER, Measured, write_run
 from vdnn.bench.paper_runs import UNBOUNDED, Case, Run, layers_of, paper_graph
@@ -234,7 +235,7 @@ def measure_missing(
         except BackendUnavailable:
             raise
         except Exception as error:  # one case less must not cost the others their time on the machine
-            progress(f"{label}: not measured: {type(error).__name__}: {error}")
+            progress(f"{label}: not measured: {reason(error)}")
             continue
         write_run(out, run, task.best, {**machine_facts, "machine": bench.machine})
         measured.add(run, task.best, bench.machine)

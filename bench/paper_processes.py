@@ -13,18 +13,23 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
 from typing import IO
 
+from vdnn.bench.command import end_with_parent, tied
 from vdnn.bench.paper_files import read_runs
 from vdnn.bench.paper_gpu import Bench, measure_missing
 from vdnn.bench.paper_runs import Case
 from vdnn.bench.paper_tasks import Task
 from vdnn.errors import BackendUnavailable
+from vdnn.runtime.signals import Stopped, stoppable
 
 MODULE = "vdnn.bench.paper_processes"
+PATIENCE_S = 5.0
+"""For a child that was told to end, to tidy up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +80,17 @@ def _run(order: Order, progress: Callable[[str], None]) -> tuple[int, str]:
     """Exit code, and the last line on standard error."""
     with tempfile.TemporaryFile("w+") as errors:
         words = [sys.executable, "-m", MODULE, order.to_json()]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True, **tied())
         try:
             _tell(process.stdout, progress)
             code = process.wait()
         except BaseException:  # a signal: the card is not to be kept busy by a child that nobody waits for
             process.terminate()
-            process.wait()
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:  # deep in a library
+                process.kill()
+                process.wait()
             raise
         errors.seek(0)
         lines = errors.read().strip().splitlines()
@@ -96,12 +105,15 @@ def _tell(stream: IO[str] | None, progress: Callable[[str], None]) -> None:
 
 def main() -> int:
     """Carry out the order on the command line."""
+    end_with_parent()
     order = Order.from_json(sys.argv[1])
     out = Path(order.out)
     bench = Bench(order.device, order.steps)
     try:
-        measure_missing(bench, order.tasks, out, read_runs(out), lambda text: print(text, flush=True), order.budget_s)
-    except BackendUnavailable as error:
+        with stoppable():
+            tell = partial(print, flush=True)
+            measure_missing(bench, order.tasks, out, read_runs(out), tell, order.budget_s)
+    except (BackendUnavailable, Stopped) as error:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0

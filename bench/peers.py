@@ -26,7 +26,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from vdnn.bench.harness import facts
+from vdnn.bench.command import above_zero, command, not_negative, tied, whole_from
+from vdnn.bench.harness import check_device, facts
 from vdnn.bench.peers_cases import (
     DEFAULT_NETWORKS,
     DEFAULT_PRECISIONS,
@@ -38,7 +39,6 @@ from vdnn.bench.peers_cases import (
 )
 from vdnn.bench.peers_table import markdown
 from vdnn.errors import BackendUnavailable, ConfigError, DataError, VdnnError
-from vdnn.runtime.devices import find_driver
 from vdnn.runtime.files import user_path
 
 WORKER = [sys.executable, "-m", "vdnn.bench.peers_worker"]
@@ -246,7 +246,8 @@ def compile_ahead(cases: Iterable[Case], at_once: int, timeout_s: float, tell: C
 
 def _start(case: Case, more: Sequence[str], log: Any) -> subprocess.Popen[bytes]:
     words = [*WORKER, json.dumps(case.to_json()), *more]
-    return subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
+    streams = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
+    return subprocess.Popen(words, **streams, start_new_session=True, **tied())
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -267,16 +268,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.peers", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--networks", nargs="+", default=DEFAULT_NETWORKS, metavar="NETWORK:IMAGES")
-    parser.add_argument("--programs", "--cases", nargs="+", default=DEFAULT_PROGRAMS, metavar="PROGRAM")
-    parser.add_argument("--precisions", nargs="+", default=DEFAULT_PRECISIONS, choices=PRECISIONS)
-    parser.add_argument("--out", default="runs/peers", metavar="DIR", help="where peers.json and peers.md are kept")
-    parser.add_argument("--minutes", type=float, help="for everything; the next call goes on")
-    parser.add_argument("--timeout", type=float, default=150.0, metavar="S", help="of one case (default: 150)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of timed steps in a case, about (default: 1)")
+    text = f"default: {' '.join(DEFAULT_NETWORKS)}"
+    parser.add_argument("--networks", nargs="+", default=DEFAULT_NETWORKS, metavar="NETWORK:IMAGES", help=text)
+    text = f"default: {' '.join(DEFAULT_PROGRAMS)}"
+    parser.add_argument("--programs", "--cases", nargs="+", default=DEFAULT_PROGRAMS, metavar="PROGRAM", help=text)
+    text = f"default: {' '.join(DEFAULT_PRECISIONS)}"
+    parser.add_argument("--precisions", nargs="+", default=DEFAULT_PRECISIONS, choices=PRECISIONS, help=text)
+    text = "where peers.json and peers.md are kept (default: runs/peers)"
+    parser.add_argument("--out", default="runs/peers", metavar="DIR", help=text)
+    parser.add_argument("--minutes", type=above_zero, help="for everything; the next call goes on (default: no end)")
+    parser.add_argument("--timeout", type=above_zero, default=150.0, metavar="S", help="of one case (default: 150)")
+    text = "of timed steps in a case, about; 0 for the fewest (default: 1)"
+    parser.add_argument("--seconds", type=not_negative, default=1.0, help=text)
     parser.add_argument("--once", action="store_true", help="do not measure the first PyTorch program again at the end")
-    parser.add_argument("--ahead", type=int, default=4, help="processes that compile ahead; 0 for none (default: 4)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    text = "processes that compile ahead; 0 for none (default: 4)"
+    parser.add_argument("--ahead", type=whole_from(0), default=4, metavar="N", help=text)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where (default: cuda)")
     parser.add_argument("-o", action="append", default=[], metavar="KEY=VALUE", help="of the networks' configurations")
     parser.add_argument("--ours", action="append", default=[], metavar="KEY=VALUE", help="the same, for vdnn alone")
     parser.add_argument("--retry", action="store_true", help="measure again what has failed")
@@ -299,8 +306,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except ConfigError as error:
         parser.error(str(error))
     todo = [case for case in cases if case.key not in store.results]
-    if given.device == "cuda" and not find_driver().gpus:
-        parser.error(f"{find_driver().finding}; use --device cpu to try cases without a GPU")
+    check_device(given.device, loads=False)
     if find_spec("torch") is None and any(not case.is_ours for case in todo):
         parser.error("PyTorch is not installed: install it beside vdnn to compare with it")
     check_folder(out)
@@ -321,4 +327,4 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

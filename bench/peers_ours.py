@@ -94,15 +94,30 @@ def settings(case: Case) -> list[str]:
     ]
 
 
+def configuration(case: Case, *more: str) -> Config:
+    """The case's; ConfigError if its options make another case of it.
+
+    Args:
+        more: overrides besides.
+    """
+    config = load_config(case.network, [*settings(case), *more])
+    if config.data.source != "synthetic":  # only that one makes a step's images and no more
+        raise ConfigError(f"data.source: images of a benchmark are synthetic, got '{config.data.source}'; leave it out")
+    for key, got, named in (
+        ("device", config.device, case.device),
+        ("precision", config.precision, case.precision),
+        ("train.batch_size", config.train.batch_size, case.batch),
+    ):
+        if got != named:  # else results would bear the name of a case that was not measured
+            raise ConfigError(f"{key}: the case says {named}, an option {got}; leave the option out")
+    return config
+
+
 @contextmanager
 def running(case: Case, *, capture: bool = True) -> Iterator[Running]:
     """The case's trainer, started; closed at the end."""
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(case.network, [*settings(case), f"output={folder}/run"])
-        if config.data.source != "synthetic":  # only that one makes a step's images and no more
-            raise ConfigError(
-                f"data.source: images of a benchmark are synthetic, got '{config.data.source}'; leave it out"
-            )
+        config = configuration(case, f"output={folder}/run")
         try:
             started = _start(config, Path(folder), capture)
         except LimitExceeded as error:  # as training does: plan once more for what lies outside the slab

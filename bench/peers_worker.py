@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from vdnn.bench.command import end_with_parent, reason
 from vdnn.bench.peers_cases import Case
 from vdnn.errors import BackendUnavailable, BudgetError
 
@@ -30,16 +31,17 @@ def measure(case: Case) -> dict[str, Any]:
     return peers_torch.measure(case)
 
 
-def reason(error: Exception) -> str:
+def why(error: Exception) -> str:
     """Why a case has no times, in a line."""
     words = " ".join(str(error).split())
     if isinstance(error, BudgetError) or type(error).__name__ == "OutOfMemoryError":
         return f"does not fit: {words}"
-    return f"{type(error).__name__}: {words}"
+    return " ".join(reason(error).split())
 
 
 def main() -> int:
     """CASE [OUT]; 2 if the machine lacks what the case needs, which is then no result."""
+    end_with_parent()
     case, out = Case.from_json(json.loads(sys.argv[1])), sys.argv[2:]
     if not out:
         from vdnn.bench import peers_torch
@@ -53,7 +55,7 @@ def main() -> int:
         return 2
     except Exception as error:
         traceback.print_exc()
-        found = {"failed": reason(error)}
+        found = {"failed": why(error)}
     part = Path(f"{out[0]}.part")
     part.write_text(json.dumps(found), encoding="utf-8")
     os.replace(part, out[0])

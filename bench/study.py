@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vdnn.bench.command import command, not_negative, reason
 from vdnn.bench.study_cases import PARTS
 from vdnn.bench.study_files import Recorder, file_name, read_file
 from vdnn.errors import VdnnError
@@ -144,7 +145,7 @@ def run(parts: Sequence[str], out: Path, seconds: float, note: Note, command: st
             recorder = Recorder(out, name, command)
             left, failed = MEASURE[name](recorder, begin + seconds, note)
         except (VdnnError, ImportError, RuntimeError, MemoryError, OSError) as error:  # the other parts still count
-            note(f"{name}: {type(error).__name__}: {error}")
+            note(f"{name}: {reason(error)}")
             wrong += 1
             continue
         rest = f", {left} cases left for want of time: run it again" if left else ""
@@ -166,8 +167,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.study", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("parts", nargs="*", type=part, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--out", default=os.environ.get("OUT", "."), metavar="DIR")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for each part, default {SECONDS:.0f}")
+    text = "of the rows (default: $OUT, or the present folder)"
+    parser.add_argument("--out", default=os.environ.get("OUT", "."), metavar="DIR", help=text)
+    text = f"for each part (default: {SECONDS:.0f})"
+    parser.add_argument("--seconds", type=not_negative, default=SECONDS, help=text)
     given = parser.parse_args(argv)
     words = sys.argv[1:] if argv is None else argv
     command = " ".join(["python -m vdnn.bench.study", *words])
@@ -175,4 +178,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
+from vdnn.bench.command import reason
 from vdnn.bench.peers_cases import Case
 from vdnn.bench.study_cases import NetworkCase, networks
 from vdnn.bench.study_files import Recorder, Row, Rows
@@ -167,7 +168,7 @@ def measure(
                 except BackendUnavailable:
                     raise
                 except (VdnnError, RuntimeError, MemoryError) as error:  # the others are still worth running
-                    recorder.add({**row, "step_ms": None, "failed": f"{type(error).__name__}: {error}"})
+                    recorder.add({**row, "step_ms": None, "failed": reason(error)})
                     note(f"{case.name} {precision} {layout}: failed: {error}")
                     continue
                 recorder.add({**row, **{name: found[name] for name in KEPT}})

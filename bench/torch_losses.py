@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vdnn.bench.command import command, reason, whole_from
 from vdnn.bench.harness import Silent, write_results
 from vdnn.bench.torch_reference import TorchTrainer, load_torch
 from vdnn.errors import BackendUnavailable
@@ -289,7 +290,7 @@ def attempt(failed: dict[str, str], part: str, run: Callable[[], Any]) -> Any:
         return run()
     except Exception as error:
         traceback.print_exc()
-        failed[part] = f"{type(error).__name__}: {error}"
+        failed[part] = reason(error)
         return None
     finally:
         gc.collect()
@@ -321,8 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = {**CASES, **FIRST}
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.torch_losses", description="losses beside PyTorch's")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(known)} (default: the first four)")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--batch", type=int, help="images per step, in place of the case's")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where (default: cuda)")
+    parser.add_argument("--batch", type=whole_from(1), metavar="N", help="images per step (default: the case's)")
     parser.add_argument("-o", action="append", default=[], metavar="KEY=VALUE", help="of the network's configuration")
     given = parser.parse_args(arguments)
     if not set(given.cases) <= set(known):
@@ -340,4 +341,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command(main))

@@ -13,6 +13,7 @@ from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
+from vdnn.bench.command import command
 from vdnn.bench.harness import write_results
 from vdnn.layers import Update, lower
 from vdnn.memory.passes import apply_decisions
@@ -82,4 +83,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(main))

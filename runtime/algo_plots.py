@@ -40,7 +40,8 @@ def draw_study(study: Study, limits: Sequence[int | None], path: str) -> None:
         below = above
     divided = [total.time_ms if total.divided_ms is None else total.divided_ms for total in totals]
     if any(total.divided_ms is not None for total in totals):
-        axes.stairs(divided, edges, baseline=None, color=COLORS["divided"], linewidth=1.8, label="with micro-batching")
+        label = micro_label(study)
+        axes.stairs(divided, edges, baseline=None, color=COLORS["divided"], linewidth=1.8, label=label)
     for limit in limits:
         if limit is not None and limit / MIB < edges[-1]:
             axes.axvline(limit / MIB, color=COLORS["limit"], linewidth=0.8, linestyle=":")
@@ -58,12 +59,19 @@ def draw_study(study: Study, limits: Sequence[int | None], path: str) -> None:
     write_output(path, buffer.getvalue())
 
 
+def micro_label(study: Study) -> str:
+    """What the line of micro-batches is, and of how many convolutions if not of all."""
+    known, convs = sum(bool(conv.known_slices()) for conv in study.convs), len(study.convs)
+    return "with micro-batching" + (f" of {known} of {convs} convolutions" if known < convs else "")
+
+
 def title(study: Study) -> str:
     """What is shown, from the smallest workspace to no limit, and where the times come from."""
     least, most = study.total(0), study.total(None)
     kind = "modelled, not measured: " if study.source.modelled else ""
     return (
-        f"{study.network}, batch size {study.batch}, {study.source.precision}, {study.source.layout}: "
+        f"{study.network}, batch size {study.batch}, {study.source.precision}, {study.source.layout}"
+        f"{study.only_words()}: "
         f"{ms_text(least.time_ms)} at {limit_text(0)}, {ms_text(most.time_ms)} at "
         f"{format_bytes(most.workspace_bytes)}\n{kind}{study.source.words}"
     )

@@ -1,6 +1,6 @@
 """What is known of convolutions on one GPU: measured candidates by problem, as a file.
 
-    table = load_table("h200-fp32")              # a stored table by name, or a file by path
+    table = load_table("nvidia-h200-fp32")       # a stored table by name, or a file by path
     table.problems[str(problem)].candidates      # fastest first
     table.save(path)
 
@@ -11,20 +11,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from vdnn.errors import DataError
+from vdnn.layers.tensor import MEMORY_ORDERS
 from vdnn.memory.costs import Candidate
+from vdnn.runtime.config import PRECISIONS
 from vdnn.runtime.files import user_path, write_file
+from vdnn.runtime.yaml_lines import shorten
 
 STORED = "vdnn.runtime.algorithm_tables"
 MOST_BYTES = 2**63 - 1
 DIFFERENCE = "launch"
 """How the key of an op ends whose ms are a difference of two times, which may be negative."""
+WRITTEN_BY = "python -m vdnn.bench.gpu_algos writes one"
+SHIPPED = "it came with vdnn: reinstall vdnn (pip install --force-reinstall --no-deps vdnn)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +57,12 @@ class Measured:
         return {"candidates": rows, "limit_bytes": self.limit_bytes, "left_out": dict(self.left_out)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Measured:
-        """What `to_json` described; ValueError for times and bytes that none can be."""
-        rows = []
-        for algorithm, time, nbytes, deterministic, precision in data["candidates"]:
-            time_ms, workspace_bytes = _time_ms(time, str(algorithm)), _nbytes(nbytes, str(algorithm))
-            rows.append(Candidate(str(algorithm), time_ms, workspace_bytes, bool(deterministic), str(precision)))
-        limit = data["limit_bytes"]
-        return cls(tuple(rows), None if limit is None else _nbytes(limit, "limit_bytes"), dict(data["left_out"]))
+    def from_json(cls, data: Any) -> Measured:
+        """What `to_json` described; ValueError for all else, times and bytes that none can be among them."""
+        limit = _value(data, "limit_bytes")
+        left_out = {key: _text(why, f"left_out, {key}") for key, why in _object(data, "left_out").items()}
+        rows = tuple(_candidate(row) for row in _list(_value(data, "candidates"), "candidates"))
+        return cls(rows, None if limit is None else _nbytes(limit, "limit_bytes"), left_out)
 
 
 @dataclass(slots=True)
@@ -80,7 +84,7 @@ class AlgorithmTable:
 
     @property
     def layout(self) -> str:
-        """ "NCHW" or "NHWC"."""
+        """ "NCHW", "NHWC" or "CHWN"."""
         return str(self.facts.get("layout", "NCHW"))
 
     @property
@@ -124,7 +128,7 @@ def _nbytes(value: Any, name: str) -> int:
 def _number(value: Any, name: str) -> float:
     """The value as a float; ValueError for what is no number, NaN, or beyond what a float holds."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{name}: expected a number, got {type(value).__name__}")
+        raise _wrong(name, "a number", value)
     try:
         found = float(value)
     except OverflowError:
@@ -134,21 +138,92 @@ def _number(value: Any, name: str) -> float:
     return found
 
 
-def read_table(text: str, name: str) -> AlgorithmTable:
-    """The table in the content of the file `name`; DataError if it is none, or has times or bytes that none can be."""
+def _candidate(row: Any) -> Candidate:
+    """[algorithm, ms, bytes of workspace, whether deterministic, precision]."""
+    if not isinstance(row, list) or len(row) != 5:
+        raise _wrong("candidates", "lists of algorithm, ms, bytes, deterministic and precision", row)
+    algorithm = _text(row[0], "the name of an algorithm")
+    deterministic = row[3]
+    if not isinstance(deterministic, bool):
+        raise _wrong(f"{algorithm}: deterministic", "true or false", deterministic)
+    math_name = _one_of(PRECISIONS, row[4], f"{algorithm}: precision")
+    return Candidate(algorithm, _time_ms(row[1], algorithm), _nbytes(row[2], algorithm), deterministic, math_name)
+
+
+def _check_facts(facts: Mapping[str, Any]) -> None:
+    """ValueError for what vdnn reads of the facts of a table and cannot be."""
+    if not _text(_value(facts, "gpu"), "gpu"):
+        raise _wrong("gpu", "the name of a GPU", facts["gpu"])
+    cudnn = _value(facts, "cudnn")
+    if isinstance(cudnn, bool) or not isinstance(cudnn, int) or cudnn <= 0:
+        raise _wrong("cudnn", "a version such as 91900", cudnn)
+    _one_of(PRECISIONS, _value(facts, "precision"), "precision")
+    _one_of(MEMORY_ORDERS, facts.get("layout", "NCHW"), "layout")
+
+
+def _value(data: Any, key: str) -> Any:
+    if not isinstance(data, dict):
+        raise ValueError(f"expected an object, which has '{key}', got {_shown(data)}")
+    if key not in data:
+        raise ValueError(f"there is no '{key}'")
+    return data[key]
+
+
+def _object(data: Any, key: str) -> Mapping[str, Any]:
+    value = _value(data, key)
+    if not isinstance(value, dict):
+        raise _wrong(key, "an object", value)
+    return value
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise _wrong(name, "a list", value)
+    return value
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise _wrong(name, "a text", value)
+    return value
+
+
+def _one_of(known: Iterable[str], value: Any, name: str) -> str:
+    names = list(known)
+    if value not in names:
+        raise _wrong(name, f"{', '.join(names[:-1])} or {names[-1]}", value)
+    return str(value)
+
+
+def _wrong(name: str, expected: str, got: Any) -> ValueError:
+    return ValueError(f"{name}: expected {expected}, got {_shown(got)}")
+
+
+def _shown(value: Any) -> str:
+    """As the file has it, in at most a line."""
+    return shorten(json.dumps(value, ensure_ascii=False))
+
+
+def read_table(text: str, name: str, advice: str = WRITTEN_BY) -> AlgorithmTable:
+    """The table in the content of the file `name`; DataError with `advice` if it is none, or has what none can have."""
+    place = ""
     try:
         data = json.loads(text)
-        facts = dict(data["facts"])
-        problems = {key: Measured.from_json(row) for key, row in data["problems"].items()}
-        ops = {str(key): _time_ms(time, str(key)) for key, time in data.get("ops", {}).items()}
-        table = AlgorithmTable(facts, problems, ops)
-        _ = table.source, table.precision  # whoever shows the table needs both
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise DataError(
-            f"'{name}' is no table of algorithms ({type(error).__name__}: {error}); "
-            "python -m vdnn.bench.gpu_algos writes one"
-        ) from error
-    return table
+        facts = _object(data, "facts")
+        place = "facts: "
+        _check_facts(facts)
+        place = ""
+        problems = {}
+        for key, row in _object(data, "problems").items():
+            place = f"problem '{key}': "
+            problems[key] = Measured.from_json(row)
+        place = ""
+        times = _object(data, "ops") if "ops" in data else {}
+        place = "ops: "
+        return AlgorithmTable(facts, problems, {key: _time_ms(time, key) for key, time in times.items()})
+    except (ValueError, RecursionError) as error:
+        words = "objects within objects without end" if isinstance(error, RecursionError) else str(error)
+        raise DataError(f"'{name}' is no table of algorithms: {place}{words}; {advice}") from error
 
 
 def stored_names() -> list[str]:
@@ -159,15 +234,20 @@ def stored_names() -> list[str]:
 def load_table(name: str) -> AlgorithmTable:
     """A stored table by name, or one from a .json file by path; DataError if there is none or it is damaged."""
     if name.endswith(".json"):
-        path = user_path(name)
-        try:
-            return read_table(path.read_text(encoding="utf-8", errors="replace"), name)
-        except OSError as error:
-            raise DataError(f"table '{name}' cannot be read: {error.strerror or error}") from error
+        return _load(user_path(name), name, WRITTEN_BY)
     if name not in stored_names():
         known = ", ".join(stored_names()) or "none"
         raise DataError(f"there is no stored table '{name}', stored: {known}; a path must end in .json")
-    return read_table((resources.files(STORED) / f"{name}.json").read_text(encoding="utf-8"), name)
+    file = resources.files(STORED) / f"{name}.json"
+    return _load(file, str(file), SHIPPED)
+
+
+def _load(file: Traversable, name: str, advice: str) -> AlgorithmTable:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"table '{name}' cannot be read: {error.strerror or error}; {advice}") from error
+    return read_table(content.decode(errors="replace"), name, advice)
 
 
 def version_text(cudnn: int) -> str:

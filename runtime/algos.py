@@ -10,21 +10,19 @@ Candidates come from a Source: a machine at hand, a stored table of measurements
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from csv import DictWriter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from io import StringIO
 from itertools import pairwise
 from typing import Any
 
 from vdnn.errors import ConfigError
 from vdnn.layers.graph import Graph
-from vdnn.layers.op import Op, Program
 from vdnn.memory.costs import Candidate
 from vdnn.memory.slices import Division, divide, sizes_of
-from vdnn.runtime.algorithm_table import AlgorithmTable
-from vdnn.runtime.backend import Backend
-from vdnn.runtime.backends.cuda.products import CONV_KINDS, unplaced_problem
+from vdnn.runtime.algo_sources import Source
+from vdnn.runtime.backends.cuda.products import CONV_KINDS
 from vdnn.runtime.planset import Recipe
 from vdnn.units import format_bytes
 
@@ -32,52 +30,9 @@ DIRECTIONS = tuple(direction for direction, *_ in CONV_KINDS.values())
 MOST_SENTENCES = 3
 """Layers named for each step to a higher limit."""
 LEAST_GAIN = 0.005
-"""Of the total time: what a layer must gain to be named."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where candidates come from.
-
-    Args:
-        find: candidates of a conv op of a program; None if the source does not know it.
-        words: for people, such as "measured on NVIDIA H200, cuDNN 9.19.0".
-        modelled: whether the times are of no measurement.
-        precision: of the products.
-        layout: of the tensors that times are of.
-    """
-
-    find: Callable[[Op, Program], tuple[Candidate, ...] | None]
-    words: str
-    modelled: bool
-    precision: str
-    layout: str = "NCHW"
-
-
-def backend_source(backend: Backend, layout: str = "NCHW") -> Source:
-    """What the machine at hand measures for programs in `layout`, or the simulated one models, which knows NCHW."""
-    caps = backend.caps
-    modelled = not caps.measured_costs
-    layout = "NCHW" if caps.simulated else layout
-    return Source(backend.candidates, caps.cost_source.partition(";")[0], modelled, caps.precision, layout)
-
-
-def table_source(table: AlgorithmTable) -> Source:
-    """What was measured elsewhere; of a convolution with an epilogue that it does not know, the convolution alone."""
-
-    def find(op: Op, program: Program) -> tuple[Candidate, ...] | None:
-        problem = unplaced_problem(op, program)
-        measured = table.problems.get(str(problem)) or table.problems.get(str(problem.plain))
-        return measured.candidates if measured is not None and measured.candidates else None
-
-    return Source(find, table.source, False, table.precision, table.layout)
-
-
-def without_epilogue(table: AlgorithmTable, graph: Graph, recipe: Recipe, batch: int) -> bool:
-    """Whether convolutions of `graph` apply an activation with which the table does not know them."""
-    program = recipe.lower(graph, ("train", batch))
-    problems = (unplaced_problem(op, program) for op in program.ops if op.kind in CONV_KINDS)
-    return any(problem.epilogue and str(problem) not in table.problems for problem in problems)
+"""Of the total time: what a layer must gain to be named, if another gains more."""
+LEAST_CHANGE = 1e-9
+"""Of a total time: what two sums of the same times may differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +71,20 @@ class ConvCosts:
 
     def pareto(self) -> tuple[Candidate, ...]:
         """The candidates that no other beats in time without more workspace; the fastest first."""
-        front: list[Candidate] = []
-        for candidate in sorted(self.candidates, key=lambda c: (c.time_ms, c.workspace_bytes)):
-            if not front or candidate.workspace_bytes < front[-1].workspace_bytes:
-                front.append(candidate)
-        return tuple(front)
+        return front_of(self.candidates)
+
+    def known_slices(self) -> tuple[int, ...]:
+        """Sizes of the slices that are known, the batch not among them; the largest first."""
+        return tuple(sorted(set(self.slices) - {self.batch}, reverse=True))
+
+
+def front_of(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Those that no other beats in time without more workspace; the fastest first."""
+    front: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (c.time_ms, c.workspace_bytes)):
+        if not front or candidate.workspace_bytes < front[-1].workspace_bytes:
+            front.append(candidate)
+    return tuple(front)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +93,8 @@ class Total:
 
     Args:
         by_direction: ms by "forward", "dgrad", "wgrad".
-        divided_ms: ms with each batch divided as is fastest; None if slices are not known.
+        divided_ms: ms with each batch divided as is fastest, or whole where no slices are known; None if none are.
+        undivided: how many convolutions count whole in it because their slices are not known.
         workspace_bytes: the largest that is used.
         over: how many have no algorithm within the limit, and take the smallest they have.
     """
@@ -139,6 +104,7 @@ class Total:
     divided_ms: float | None
     workspace_bytes: int
     over: int
+    undivided: int = 0
 
     @property
     def time_ms(self) -> float:
@@ -146,7 +112,7 @@ class Total:
         return sum(self.by_direction.values())
 
     def to_json(self) -> dict[str, Any]:
-        """A flat JSON object, also a row of the CSV file."""
+        """A flat JSON object."""
         return {
             "limit_bytes": self.limit_bytes,
             "time_ms": self.time_ms,
@@ -164,6 +130,7 @@ class Study:
     Args:
         asked: what was asked for, "bf16, NHWC", where the source has times of something else; else "".
         notes: sentences on what the times are of, or leave out.
+        sizes: of the slices that were asked for; None if none were to be.
     """
 
     network: str
@@ -172,6 +139,7 @@ class Study:
     convs: tuple[ConvCosts, ...]
     asked: str = ""
     notes: tuple[str, ...] = ()
+    sizes: tuple[int, ...] | None = None
 
     def heading(self) -> str:
         """What is shown and, where that is something else, what was asked for."""
@@ -179,10 +147,32 @@ class Study:
         kind = " (no measurement)" if source.modelled else ""
         head = f"{self.network}, batch size {self.batch}"
         if self.asked:
-            shown = f"{source.precision}, {source.layout}"
+            shown = f"{source.precision}, {source.layout}{self.only_words()}"
             return f"{head}: asked for {self.asked}; shown instead: {shown}, times {source.words}{kind}"
         layout = "" if source.layout == "NCHW" else f", {source.layout}"
-        return f"{head}, {source.precision}{layout}: times {source.words}{kind}"
+        return f"{head}, {source.precision}{layout}{self.only_words()}: times {source.words}{kind}"
+
+    def only_words(self) -> str:
+        """ ", deterministic algorithms only", or "" for all."""
+        return f", {self.source.only} algorithms only" if self.source.only else ""
+
+    def slice_words(self) -> str:
+        """Which slices of the batch are known, and of how many convolutions; "" if all, or if none were asked for."""
+        if self.sizes is None:
+            return ""
+        if not self.sizes:
+            return "a batch of one image has no slices"
+        counts: dict[tuple[int, ...], int] = {}
+        for conv in self.convs:
+            counts[conv.known_slices()] = counts.get(conv.known_slices(), 0) + 1
+        whole = counts.pop((), 0)
+        if not counts:
+            return f"{self.source.name} knows no slices of {_listed(self.sizes, 'or')} images"
+        if not whole and list(counts) == [self.sizes]:
+            return ""
+        known = ", ".join(f"of {_listed(sizes)} known for {count}" for sizes, count in counts.items())
+        rest = "; the others whole" if whole else ""
+        return f"slices {known} of {len(self.convs)} convolutions{rest}"
 
     def total(self, limit_bytes: int | None) -> Total:
         """What the limit costs."""
@@ -195,13 +185,19 @@ class Study:
             sum(divided) if any(len(conv.slices) > 1 for conv in self.convs) else None,
             max((c.workspace_bytes for _, c in chosen), default=0),
             sum(limit_bytes is not None and c.workspace_bytes > limit_bytes for _, c in chosen),
+            sum(not conv.known_slices() for conv in self.convs),
         )
 
     def curve(self) -> list[Total]:
-        """A total for every limit at which one of the convolutions gets another algorithm, the lowest first."""
+        """A total for every limit at which one of them changes, the lowest first."""
         sizes = {0} | {c.workspace_bytes for conv in self.convs for c in conv.pareto()}
-        sizes |= {c.workspace_bytes for conv in self.convs for options in conv.slices.values() for c in options}
-        return [self.total(nbytes) for nbytes in sorted(sizes)]
+        sizes |= {c.workspace_bytes for conv in self.convs for some in conv.slices.values() for c in front_of(some)}
+        found: list[Total] = []
+        for nbytes in sorted(sizes):
+            total = self.total(nbytes)
+            if not found or replace(total, limit_bytes=found[-1].limit_bytes) != found[-1]:
+                found.append(total)
+        return found
 
 
 def make_study(
@@ -236,34 +232,44 @@ def make_study(
         slices = {batch: whole}
         for n, program in programs.items():
             found = source.find(by_name[n][op.name], program) if n != batch else None
-            if found is not None:
+            if found:
                 slices[n] = found
         convs.append(ConvCosts(op.layer, CONV_KINDS[op.kind][0], batch, whole, slices))
-    return Study(graph.name, batch, source, tuple(convs))
+    sizes = tuple(n for n in programs if n != batch) if micro_batches else None
+    return Study(graph.name, batch, source, tuple(convs), sizes=sizes)
 
 
 def purchases(study: Study, limits: Sequence[int | None]) -> list[str]:
     """For every step from one limit to the next higher: what it gains in all, and where most of it comes from."""
     sentences = []
     for low, high in pairwise(limits):
-        gained = study.total(low).time_ms - study.total(high).time_ms
+        before, after = study.total(low), study.total(high)
+        gained = before.time_ms - after.time_ms
         head = f"{limit_text(low)} → {limit_text(high)}: "
         if gained <= 0:
-            sentences.append(f"{head}nothing gained")
+            sentences.append(f"{head}nothing gained{_divided_gain(before, after)}")
             continue
         rows = []
         for conv in study.convs:
-            before, after = conv.fastest(low), conv.fastest(high)
-            rows.append((before.time_ms - after.time_ms, after.workspace_bytes - before.workspace_bytes, conv))
+            lower, higher = conv.fastest(low), conv.fastest(high)
+            rows.append((lower.time_ms - higher.time_ms, higher.workspace_bytes - lower.workspace_bytes, conv))
         rows.sort(key=lambda row: -row[0])
-        least = LEAST_GAIN * study.total(low).time_ms
+        least = min(LEAST_GAIN * before.time_ms, rows[0][0])
         parts = [
             f"{ms_text(time_ms)} less with {format_bytes(nbytes)} more in {conv.layer} {conv.direction}"
             for time_ms, nbytes, conv in rows[:MOST_SENTENCES]
             if time_ms >= least
         ]
-        sentences.append(f"{head}{ms_text(gained)} less in all" + (f"; {'; '.join(parts)}" if parts else ""))
+        sentences.append(f"{head}{ms_text(gained)} less in all; {'; '.join(parts)}")
     return sentences
+
+
+def _divided_gain(before: Total, after: Total) -> str:
+    """What micro-batches gain from one limit to the next where whole batches gain nothing."""
+    if before.divided_ms is None or after.divided_ms is None:
+        return ""
+    gained = before.divided_ms - after.divided_ms
+    return f"; with micro-batches {ms_text(gained)} less" if gained > LEAST_CHANGE * before.divided_ms else ""
 
 
 def study_json(study: Study, limits: Sequence[int | None]) -> dict[str, Any]:
@@ -279,7 +285,7 @@ def study_json(study: Study, limits: Sequence[int | None]) -> dict[str, Any]:
         "heading": study.heading(),
         "precision": study.source.precision,
         "layout": study.source.layout,
-        "notes": list(study.notes),
+        "notes": [*study.notes, *filter(None, [study.slice_words()])],
         "source": study.source.words,
         "modelled": study.source.modelled,
         "layers": layers,
@@ -289,11 +295,13 @@ def study_json(study: Study, limits: Sequence[int | None]) -> dict[str, Any]:
 
 
 def totals_csv(totals: Sequence[Total]) -> str:
-    """One row a limit, with a header; no limit is an empty cell, and so is what is not known."""
+    """One row a limit, with a header; no limit is an empty cell, and so are micro-batches not known of all."""
     text = StringIO()
     writer = DictWriter(text, list(totals[0].to_json()), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(total.to_json() for total in totals)
+    for total in totals:
+        unknown = {"micro_batched_ms": None} if total.undivided else {}
+        writer.writerow(total.to_json() | unknown)
     return text.getvalue()
 
 
@@ -305,6 +313,12 @@ def sorted_limits(limits: Iterable[int | None]) -> list[int | None]:
 def limit_text(limit_bytes: int | None) -> str:
     """ "64.0 MiB", or "no limit"."""
     return "no limit" if limit_bytes is None else format_bytes(limit_bytes)
+
+
+def _listed(numbers: Sequence[int], conjunction: str = "and") -> str:
+    """ "64, 32 and 16"."""
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} {conjunction} {last}" if most else last
 
 
 def ms_text(time_ms: float) -> str:

@@ -20,21 +20,18 @@ from vdnn.layers import Conv, Flatten, Graph, Linear, Relu, SoftmaxLoss, Update,
 from vdnn.memory.costs import Candidate
 from vdnn.networks import build
 from vdnn.runtime import algo_plots
+from vdnn.runtime.algo_sources import Source, backend_source, table_source, without_epilogue
 from vdnn.runtime.algorithm_table import AlgorithmTable, Measured, load_table, read_table, stored_names
 from vdnn.runtime.algos import (
     ConvCosts,
-    Source,
     Study,
-    backend_source,
     limit_text,
     make_study,
     ms_text,
     purchases,
     sorted_limits,
     study_json,
-    table_source,
     totals_csv,
-    without_epilogue,
 )
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, unplaced_problem
 from vdnn.runtime.config import load_config
@@ -231,7 +228,7 @@ def test_times_keep_five_digits_and_bytes_all(tmp_path):
     ],
 )
 def test_a_damaged_table_is_one_error_with_a_next_step(text):
-    with pytest.raises(DataError, match=r"'x.json' is no table of algorithms .*gpu_algos writes one"):
+    with pytest.raises(DataError, match=r"'x.json' is no table of algorithms: .*gpu_algos writes one"):
         read_table(text, "x.json")
 
 

@@ -12,12 +12,14 @@ from rich.console import Console
 from scripts import script
 from test_algos import FACTS, MIB, table_of
 
+from vdnn.cli import algo_choice
 from vdnn.cli import algos as command
 from vdnn.cli.main import main
 from vdnn.cli.options import unmet_precision
 from vdnn.memory.costs import Candidate
 from vdnn.networks import build
 from vdnn.runtime import algos
+from vdnn.runtime.algo_sources import Source
 from vdnn.runtime.algorithm_table import AlgorithmTable, Measured
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, unplaced_problem
 from vdnn.runtime.config import load_config
@@ -30,8 +32,8 @@ MODELLED = ("--profile", "h200")
 @pytest.fixture
 def no_gpu(monkeypatch):
     """A machine without a GPU or stored tables."""
-    monkeypatch.setattr(command, "find_driver", lambda: Driver(0, "no driver"))
-    monkeypatch.setattr(command, "stored_names", lambda: [])
+    monkeypatch.setattr(algo_choice, "find_driver", lambda: Driver(0, "no driver"))
+    monkeypatch.setattr(algo_choice, "stored_names", lambda: [])
 
 
 @pytest.fixture
@@ -64,9 +66,9 @@ def test_without_a_gpu_and_a_table_times_are_modelled_and_it_says_so(capsys, no_
 
 
 def test_without_a_gpu_a_stored_table_is_taken_if_it_knows_the_network(capsys, no_gpu, monkeypatch, lenet_table):
-    table = command.load_table(lenet_table)
-    monkeypatch.setattr(command, "stored_names", lambda: ["made-up"])
-    monkeypatch.setattr(command, "load_table", lambda name: table)
+    table = algo_choice.load_table(lenet_table)
+    monkeypatch.setattr(algo_choice, "stored_names", lambda: ["made-up"])
+    monkeypatch.setattr(algo_choice, "load_table", lambda name: table)
     said = run(capsys, "lenet", "-b", 8, "--json")
     data = json.loads(said.out)
     assert "times are from the stored table made-up" in said.err
@@ -112,7 +114,7 @@ def test_totals_come_before_layers_and_small_times_have_digits(capsys):
 def test_one_is_not_many(capsys, beaten, words):
     slower = [algos.Candidate("GEMM", 2.0 + i, 0) for i in range(beaten)]
     conv = algos.ConvCosts("a", "forward", 8, (algos.Candidate("FFT", 1.0, 0), *slower))
-    study = algos.Study("made up", 8, algos.Source(lambda op, program: None, "made up", True, "fp32"), (conv,))
+    study = algos.Study("made up", 8, Source(lambda op, program: None, "made up", True, "fp32"), (conv,))
     command.print_study(study, [None], Console(width=160), everything=False)
     _, _, rest = capsys.readouterr().out.partition("as little workspace")
     assert rest.startswith(words or "\n")
@@ -140,6 +142,10 @@ def test_a_slice_of_an_accumulated_step_is_said(capsys):
         (("alexnet", "--layer", "conv9", *MODELLED), "has no convolution 'conv9', it has: conv1,"),
         (("alexnet", "--limits", "8MiB,much"), "--limits: 'much' is not an amount of bytes"),
         (("alexnet", "--limits", ""), "--limits: "),
+        (("alexnet", "--limits", "0,0.5"), "--limits: '0.5' is no whole number of bytes"),
+        (("alexnet", "--limits", "1.5 B"), "--limits: '1.5 B' is no whole number of bytes"),
+        (("alexnet", "--limits", "0.0001KiB"), "--limits: '0.0001KiB' is no whole number of bytes"),
+        (("alexnet", "--device", "cuda"), "; leave out --device: times then come from a stored table"),
         (("alexnet", "--picture", "a.txt"), "expected a file name that ends in"),
         (("alexnet", "--precision", "fp8"), "expected fp32, tf32, bf16 or fp16"),
         (("alexnet", "--table", "h300"), "no stored table 'h300'"),
@@ -161,7 +167,7 @@ def test_a_table_that_lacks_the_network_or_the_precision_is_refused(capsys, lene
     options = ("lenet", "--table", lenet_table)
     assert "does not hold all convolutions of lenet" in run(capsys, *options, "-b", 9, code=2).err
     wrong = run(capsys, *options, "-b", 8, "--precision", "tf32", code=2).err
-    assert f"is of {FACTS['precision']}, --precision is tf32" in wrong
+    assert f"is of {FACTS['precision']}, the precision asked for is tf32" in wrong
 
 
 # ---- precision
@@ -211,9 +217,9 @@ def half_table(tmp_path):
 
 def test_a_stored_table_is_taken_by_precision_and_layout(capsys, no_gpu, monkeypatch, lenet_table, half_table):
     tables = {"made-up-fp32": lenet_table, "made-up-bf16-nhwc": half_table}
-    load = command.load_table
-    monkeypatch.setattr(command, "stored_names", lambda: sorted(tables))
-    monkeypatch.setattr(command, "load_table", lambda name: load(tables.get(name, name)))
+    load = algo_choice.load_table
+    monkeypatch.setattr(algo_choice, "stored_names", lambda: sorted(tables))
+    monkeypatch.setattr(algo_choice, "load_table", lambda name: load(tables.get(name, name)))
     for options in (("--precision", "bf16"), ("--precision", "bf16", "--layouts", "NHWC")):
         said = run(capsys, "lenet", "-b", 8, *options, "--json")
         assert "times are from the stored table made-up-bf16-nhwc" in said.err
@@ -264,7 +270,7 @@ def test_a_table_by_path_brings_its_precision_and_layout(capsys, half_table):
     options = ("lenet", "-b", 8, "--table", half_table)
     assert json.loads(run(capsys, *options, "--json").out)["precision"] == "bf16"
     assert "the layout asked for is NCHW" in run(capsys, *options, "--layouts", "nchw", code=2).err
-    assert "is of bf16, --precision is fp16" in run(capsys, *options, "--precision", "fp16", code=2).err
+    assert "is of bf16, the precision asked for is fp16" in run(capsys, *options, "--precision", "fp16", code=2).err
     assert "expected nchw, nhwc, chwn" in run(capsys, "lenet", "--layouts", "hwcn", code=2).err
     wide = run(capsys, "lenet", "-b", 8, "--device", "cpu", "--layouts", "chwn").out
     assert "lenet, batch size 8, fp32, CHWN" in wide

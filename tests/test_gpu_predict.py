@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from vdnn.bench import gpu_predict
 from vdnn.bench.gpu_predict import Case, line, main, within
+from vdnn.errors import ConfigError
 from vdnn.networks import build
 from vdnn.runtime.config import load_config
 from vdnn.runtime.devices import open_device
@@ -25,7 +27,7 @@ def test_cases_in_words() -> None:
     assert Case.parse("vgg19::all") == Case("vgg19", None, "all")
     assert Case.parse("vgg19:8:::tf32") == Case("vgg19", 8, precision="tf32")
     for text in ("many:x", "lenet:4:none:null:fp32:more"):
-        with pytest.raises(ValueError, match=f"case '{text}': expected NETWORK:BATCH:POLICY:LIMIT:PRECISION"):
+        with pytest.raises(ConfigError, match=f"case '{text}': expected NETWORK:BATCH:POLICY:LIMIT:PRECISION"):
             Case.parse(text)
 
 
@@ -39,24 +41,109 @@ def test_within_a_tenth_of_what_was_measured(measured: float, good: bool) -> Non
     assert not within({"failed": "it"})
 
 
-def test_a_failed_case_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("OUT", str(tmp_path))
-    words = ["unknown:4", "lenet:8:all", "--device", "cpu", "--steps", "2", "-o", "memory.layout=chwn"]
+def kept(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "gpu_predict.json").read_text())["results"]
+    return found
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    return tmp_path / "out"
+
+
+def test_a_failed_case_does_not_stop_the_others(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["lenet:8:none:1KiB", "lenet:8:all", "--device", "cpu", "--steps", "2", "-o", "memory.layout=chwn"]
     assert main(words) == 1
-    kept = json.loads((tmp_path / "gpu_predict.json").read_text())
-    assert kept["facts"]["command"].endswith("lenet:8:all -o memory.layout=chwn")
-    found: dict[str, Any] = kept["results"]
-    assert "unknown" in found["unknown:4"]["failed"]
-    row = found["lenet:8:all"]
+    facts = json.loads((out / "gpu_predict.json").read_text())["facts"]
+    assert facts["command"].endswith("lenet:8:all --device cpu --steps 2 -o memory.layout=chwn")
+    failed, row = kept(out).values()
+    assert failed["failed"].startswith("policy 'none' needs "), "no name of a class"
     assert row["ratio"] == pytest.approx(row["measured_ms"] / row["predicted_ms"])
     assert sum(row["kinds"].values()) == pytest.approx(row["compute_ms"])
     assert row["batch_size"] == 8
-    out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("unknown:4: failed: ")
-    assert out[1].startswith("lenet:8:all: predicted ")
-    assert out[-1].startswith("within 10%: ")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("lenet:8:none:1KiB: failed: ")
+    assert said[1].startswith("lenet:8:all: predicted ")
+    assert said[-1].startswith("within 10%: ")
+
+
+def measured(case: Case, *rest: Any) -> dict[str, Any]:
+    return {"predicted_ms": 1.0, "measured_ms": 1.0, "ratio": 1.0}
+
+
+def failing(case: Case, *rest: Any) -> dict[str, Any]:
+    raise RuntimeError("out of memory")
+
+
+def test_cases_are_kept_as_they_come_beside_earlier_ones(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(case: Case, *rest: Any) -> dict[str, Any]:
+        if case.network == "alexnet":
+            raise KeyboardInterrupt
+        return measured(case)
+
+    monkeypatch.setattr(gpu_predict, "measure", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        main(["lenet:8", "alexnet:8", "--device", "cpu"])
+    assert list(kept(out)) == ["lenet:8 --device cpu"]
+    monkeypatch.setattr(gpu_predict, "measure", failing)
+    assert main(["lenet:8", "vgg16:8", "--device", "cpu"]) == 1
+    said = capsys.readouterr().out
+    assert "lenet:8: failed: RuntimeError: out of memory; gpu_predict.json keeps what was measured earlier\n" in said
+    found = kept(out)
+    assert found["lenet:8 --device cpu"]["measured_ms"] == 1.0
+    assert found["vgg16:8 --device cpu"]["failed"] == "RuntimeError: out of memory"
+    assert {"commit", "date"} <= found["lenet:8 --device cpu"].keys()
+    monkeypatch.setattr(gpu_predict, "measure", measured)
+    assert main(["vgg16:8", "--device", "cpu"]) == 0
+    assert main(["vgg16:8", "--device", "cpu", "-o", "memory.fuse=false"]) == 0
+    found = kept(out)
+    assert found["vgg16:8 --device cpu"]["measured_ms"] == 1.0
+    assert list(found)[2] == "vgg16:8 --device cpu -o memory.fuse=false"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["unknown:4"], "no configuration named 'unknown'"),
+        (["lenet:many"], "case 'lenet:many': expected NETWORK:BATCH"),
+        (["lenet:8:never"], "policy"),
+        (["lenet:8:none:much"], "limit"),
+        (["lenet:8", "-o", "no.such=1"], "no"),
+        (["lenet:8", "-o", "device=simulated"], "device: --device says cpu, -o simulated"),
+        (["lenet:8", "-o", "precision=bf16"], "precision: the case says fp32, -o bf16"),
+        (["lenet:8", "-o", "train={batch_size: 4}"], "train.batch_size: the case says 8, -o 4"),
+    ],
+)
+def test_what_cannot_be_tried_is_said_first_and_writes_nothing(
+    words: list[str], said: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_predict, "measure", lambda *given: pytest.fail("measured"))
+    assert main(["lenet:4", *words, "--device", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert not out.exists()
+
+
+def test_files_that_are_no_predictions_of_this_gpu_stay(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_predict, "measure", measured)
+    out.mkdir()
+    path = out / "gpu_predict.json"
+    for text in ("{", "[]", '{"facts": {}, "results": [1]}', '{"facts": {"gpu": "another"}, "results": {}}', "\xff"):
+        path.write_bytes(text.encode("latin-1"))
+        assert main(["lenet:8", "--device", "cpu"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert path.read_bytes() == text.encode("latin-1")
+    path.unlink()
+    out.rmdir()
+    out.write_text("a file")
+    assert main(["lenet:8", "--device", "cpu"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 # ---- on a GPU

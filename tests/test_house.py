@@ -27,6 +27,7 @@ LISTED: list[str] = PYPROJECT["tool"]["setuptools"]["packages"]
 BASE = {"", "errors", "units"}
 MAY_IMPORT = {
     "": set(),
+    "__main__": {"cli"},
     "errors": set(),
     "units": set(),
     "configs": set(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 from vdnn.bench import op_floor
 from vdnn.bench.op_count import Work, work_of
 from vdnn.bench.op_floor import Row, Watched, main, markdown, measure, rows_of, totals
-from vdnn.bench.op_rates import Rates
+from vdnn.bench.op_rates import Rates, rates_of
 from vdnn.bench.peers_cases import Case
+from vdnn.errors import BackendUnavailable
 from vdnn.layers import Graph, Update, lower
 from vdnn.layers.batchnorm import BatchNorm
 from vdnn.layers.conv import Conv
@@ -231,7 +233,7 @@ def test_the_command_writes_both_files(
     monkeypatch.setenv("OUT", str(tmp_path))
     words = ["lenet:4", "--precision", "fp32", "--device", "cpu", "--copy-gbps", "5", "--tflops", "0.1"]
     assert main(words) == 0, "although the digits of LeNet's own configuration are no made-up images"
-    found = json.loads((tmp_path / "op_floor_lenet_fp32.json").read_text())["results"]
+    found = json.loads((tmp_path / "op_floor_lenet_4_fp32_cpu.json").read_text())["results"]
     graph = build("lenet")
     assert {r["layer"] for r in found["ops"]} <= {node.layer.kind for node in graph.nodes.values()} | {
         "input",
@@ -241,19 +243,101 @@ def test_the_command_writes_both_files(
     for part in ("by_layer_kind", "by_op_kind"):
         assert np.isclose(sum(r["time_ms"] for r in found[part]), whole)
         assert sum(r["count"] for r in found[part]) == len(found["ops"])
-    assert (tmp_path / "op_floor_lenet_fp32.md").read_text() in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main([*words, "--program", "torch-plain"])
-    capsys.readouterr()
+    assert (tmp_path / "op_floor_lenet_4_fp32_cpu.md").read_text() in capsys.readouterr().out
     assert main([*words, "-o", "data.source=mnist"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "images of a benchmark are synthetic, got 'mnist'" in said
 
 
+def test_every_case_has_files_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    rates = ["--copy-gbps", "5", "--tflops", "0.1"]
+    monkeypatch.setattr(op_floor, "check_device", lambda device: None)
+    plain = measure(LENET)
+    monkeypatch.setattr(op_floor, "measure", lambda case, capture: plain)
+    for words, name in (
+        (["lenet:4"], "lenet_4_bf16"),
+        (["lenet:8"], "lenet_8_bf16"),
+        (["lenet:4", "--precision", "tf32"], "lenet_4_tf32"),
+        (["lenet:4", "--program", "ours-1GiB"], "lenet_4_bf16_ours-1GiB"),
+        (["lenet:4", "--device", "cpu"], "lenet_4_bf16_cpu"),
+        (["lenet:4", "--uncaptured"], "lenet_4_bf16_uncaptured"),
+        (["lenet:4", "-o", "memory.layout=nchw"], "lenet_4_bf16_memory.layout=nchw"),
+        (["lenet:4", "-o", "memory={layout: nchw}"], "lenet_4_bf16_memory=-layout-nchw-"),
+    ):
+        before, titles = set(tmp_path.iterdir()), {path.read_text().split("\n")[0] for path in tmp_path.glob("*.md")}
+        assert main([*words, *rates]) == 0
+        assert {path.name for path in set(tmp_path.iterdir()) - before} == {
+            f"op_floor_{name}.json",
+            f"op_floor_{name}.md",
+        }
+        title = (tmp_path / f"op_floor_{name}.md").read_text().split("\n")[0]
+        assert title not in titles or words[1:] in (["--device", "cpu"], ["--uncaptured"]), (
+            "these two are told below it"
+        )
+    monkeypatch.setenv("OUT", str(tmp_path / f"op_floor_{name}.md"))
+    monkeypatch.setattr(op_floor, "measure", lambda case, capture: pytest.fail("measured"))
+    capsys.readouterr()
+    assert main(["lenet:4", *rates]) == 2, "said before anything is measured"
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["unknown:4"], "no configuration named 'unknown'"),
+        (["lenet:none"], "expected NETWORK:IMAGES"),
+        (["lenet:4", "-o", "no.such=1"], "no"),
+        (["lenet:4", "-o", "device=simulated"], "device: the case says cpu, an option simulated"),
+        (["lenet:4", "-o", "train.batch_size=8"], "train.batch_size: the case says 4, an option 8"),
+        (["lenet:4", "--program", "ours-1KiB"], "expected ours or one of"),
+        (["lenet:4", "--program", "torch-plain"], "--program: expected ours or ours-LIMIT, got 'torch-plain'"),
+    ],
+)
+def test_what_is_wrong_with_the_case_is_said_before_rates_are_missed(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(op_floor, "rates_of", lambda precision, device: pytest.fail("measured"))
+    assert main([*words, "--precision", "fp32", "--device", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_rates_that_cannot_be_measured_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.executable", "false")
-    assert main(["lenet:4", "--precision", "fp32", "--device", "cpu"]) != 0
-    assert "--copy-gbps" in capsys.readouterr().err
+    for given in ([], ["--copy-gbps", "5"], ["--tflops", "1"]):
+        assert main(["lenet:4", "--precision", "fp32", "--device", "cpu", *given]) == 2
+        assert "--copy-gbps" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is here")
+def test_a_missing_pytorch_is_named_without_the_class_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BackendUnavailable, match=r"could not be measured \(PyTorch cannot be imported "):
+        rates_of("fp32", "cpu")
+
+
+def test_the_last_word_of_an_error_is_shown_without_its_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text(
+        "class AcceleratorError(RuntimeError): pass\nraise AcceleratorError('no such GPU')"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(BackendUnavailable, match=r"could not be measured \(no such GPU\); state"):
+        rates_of("fp32", "cuda")
+
+
+def test_one_stated_rate_is_taken_and_the_other_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path))
+    monkeypatch.setattr(op_floor, "rates_of", lambda precision, device: RATES)
+    assert main(["lenet:4", "--precision", "fp32", "--device", "cpu", "--copy-gbps", "7"]) == 0
+    found = json.loads((tmp_path / "op_floor_lenet_4_fp32_cpu.json").read_text())["results"]
+    assert found["rates"] == {"copy_gbps": 7.0, "tflops": RATES.tflops}

@@ -291,7 +291,7 @@ def test_an_unknown_word_names_what_there_is(capsys):
 def test_a_gpu_measures_each_table_in_a_process_of_its_own(tmp_path, monkeypatch, capsys):
     ran = []
 
-    def run(command, stdout):
+    def run(command, stdout, pass_fds, env):  # by which the process ends with this one
         ran.append(command[1:])
         return subprocess.CompletedProcess(command, len(ran) - 1)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 if __name__ != "vdnn.cli":
     raise ImportError("this folder is the package vdnn.cli: install vdnn (pip install -e .) and import that")
 
-from vdnn.cli.signals import stop_while_loading
+from vdnn.runtime.signals import stop_while_loading
 
 PROGRAMS = ("vdnn", "vdnn-train")
 

@@ -8,33 +8,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable
-from dataclasses import replace
+import re
 
 from rich.console import Console
 from rich.table import Table
 
-from vdnn.cli.options import guarded, read_config, unmet_precision, unmodelled_layout
+from vdnn.cli.algo_choice import choose
+from vdnn.cli.options import guarded, read_config
 from vdnn.cli.tables import wide_console
 from vdnn.errors import ConfigError
 from vdnn.layers.tensor import MEMORY_ORDERS
-from vdnn.networks import build
 from vdnn.runtime import algos
-from vdnn.runtime.algorithm_table import AlgorithmTable, load_table, stored_names
-from vdnn.runtime.algos import Source, Study, backend_source, make_study, table_source, without_epilogue
-from vdnn.runtime.config import Config
-from vdnn.runtime.devices import DEFAULT_PROFILE, find_driver, open_device
+from vdnn.runtime.algos import Study
 from vdnn.runtime.files import write_output
-from vdnn.runtime.prepare import make_recipe
 from vdnn.units import format_bytes, parse_bytes
 
 LIMITS = "0,8MiB,64MiB,512MiB,2GiB,none"
 NO_LIMIT = ("none", "null")
 MICRO_CAPTION = (
-    "micro-batched: every batch divided into the slices (halves to eighths) that are fastest within the limit; "
+    "micro-batched: batches divided into the slices (halves to eighths) that are fastest within the limit; "
     "what adding up weight gradients costs is left out"
 )
+_BYTES = re.compile(r"([0-9.]+(?:[eE][+]?[0-9]+)?)\s*[bB]?")
+""""512", "1e3", "0.5 B": an amount without a larger unit, of which fractions are no bytes."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -99,120 +95,28 @@ def show(arguments: argparse.Namespace) -> int:
 
 def read_layouts(text: str | None) -> list[str]:
     """ "NCHW,NHWC" as values of memory.layout; nothing of None."""
-    layouts = [part.strip().lower() for part in text.split(",")] if text is not None else []
+    layouts = list(dict.fromkeys(part.strip().lower() for part in text.split(","))) if text is not None else []
     if not set(layouts) <= set(map(str.lower, MEMORY_ORDERS)):
         raise ConfigError(f"--layouts: expected nchw, nhwc, chwn, or several such as nchw,nhwc, got '{text}'")
     return layouts
 
 
 def read_limits(text: str) -> list[int | None]:
-    """ "0,8MiB,none" as bytes and None, the lowest first; ConfigError if a part is neither."""
+    """ "0,8MiB,none" as bytes and None, each once, the lowest first; ConfigError if a part is neither."""
     try:
         parts = [part.strip() for part in text.split(",")]
-        return algos.sorted_limits(None if part in NO_LIMIT else parse_bytes(part) for part in parts)
+        return algos.sorted_limits(None if part.lower() in NO_LIMIT else read_bytes(part) for part in parts)
     except ValueError as error:
         raise ConfigError(f"--limits: {error}, none, or several of these with commas between") from error
 
 
-def choose(arguments: argparse.Namespace, config: Config) -> Study:
-    """The study from the best source there is, or the one asked for; what was taken instead is said and noted."""
-    for name, unset in (("device", (None, "auto")), ("profile", (None,))):
-        if arguments.table is not None and getattr(arguments, name) not in unset:
-            raise ConfigError(f"--table takes its times from the table; leave out --table or --{name}", key=name)
-    notes: list[str] = []
-
-    def note(text: str) -> None:
-        notes.append(text)
-        say(text)
-
-    graph = build(config.network.name, **config.network.options)
-    batch = -(-config.train.batch_size // config.train.accumulate)
-    if config.train.accumulate > 1:
-        note(f"a step is {config.train.accumulate} slices, of which one of {batch} images is studied")
-    table = load_table(arguments.table) if arguments.table is not None else None
-    if table is not None:
-        config = of_table(arguments, config, table)
-    recipe = make_recipe(config)
-
-    def study(source: Source) -> Study | None:
-        return make_study(
-            graph, recipe, batch, source, layer=arguments.layer, micro_batches=not arguments.no_micro_batches
-        )
-
-    if table is not None:
-        found = study(table_source(table))
-        if found is None:
-            text = f"table '{arguments.table}' does not hold all convolutions of {graph.name} at batch size {batch}"
-            raise ConfigError(f"{text}; choose another batch size, or model them with --profile {DEFAULT_PROFILE}")
-        note_what_is_left_out(without_epilogue(table, graph, recipe, batch), note)
-        return replace(found, notes=tuple(notes))
-    device, profile, untabled = arguments.device, arguments.profile, ""
-    if device in (None, "auto") and profile is None:
-        driver = find_driver()
-        if driver.gpus:
-            device = "cuda"
-        else:
-            for name in stored_names():
-                stored = load_table(name)
-                if (stored.precision, stored.layout) != (config.precision, recipe.layout):
-                    continue
-                found = study(table_source(stored))
-                if found is not None:
-                    note(f"{driver.finding}: times are from the stored table {name}")
-                    note_what_is_left_out(without_epilogue(stored, graph, recipe, batch), note)
-                    return replace(found, notes=tuple(notes))
-            layout = "" if recipe.layout == "NCHW" else f" and {recipe.layout}"
-            untabled = " (no stored table has it)"
-            note(
-                f"{driver.finding}, and no stored table knows {graph.name} at batch size {batch} in "
-                f"{config.precision}{layout}: times are modelled by profile {DEFAULT_PROFILE}"
-            )
-    device = "simulated" if device in (None, "auto") else device
-    backend, _ = open_device(
-        device,
-        profile,
-        memory_limit=config.memory.limit,
-        precision=config.precision,
-        candidates=config.memory.candidates,
-        layout=recipe.layout,
-        progress=say,
-    )
-    for sentence in (unmet_precision(config, backend.caps), unmodelled_layout(config, backend.caps)):
-        if sentence:
-            note(sentence)
-    made = study(backend_source(backend, recipe.layout))
-    assert made is not None  # a backend knows every op
-    for conv in made.convs:
-        if not conv.candidates:
-            raise ConfigError(f"no algorithm for {conv.layer} {conv.direction} fits in the memory that is free")
-    shown = (made.source.precision, made.source.layout) == (config.precision, recipe.layout)
-    asked = "" if shown else f"{config.precision}, {recipe.layout}{untabled}"
-    if asked:
-        notes.insert(0, replace(made, asked=asked).heading())
-    return replace(made, asked=asked, notes=tuple(notes))
-
-
-def of_table(arguments: argparse.Namespace, config: Config, table: AlgorithmTable) -> Config:
-    """`config` in the precision and layout of a table; ConfigError if others were asked for."""
-    name = f"table '{arguments.table}'"
-    if arguments.precision not in (None, table.precision):
-        raise ConfigError(f"{name} is of {table.precision}, --precision is {config.precision}")
-    layout = table.layout.lower()
-    if config.memory.layout not in ("auto", layout):
-        raise ConfigError(f"{name} is of {table.layout}, the layout asked for is {config.memory.layout.upper()}")
-    memory = config.memory.model_copy(update={"layout": layout})
-    return config.model_copy(update={"precision": table.precision, "memory": memory})
-
-
-def note_what_is_left_out(without: bool, note: Callable[[str], None]) -> None:
-    """Whether times are of less than training does in its convolutions."""
-    if without:
-        note("times of forward are of the convolutions alone: the table knows none with bias and activation")
-
-
-def say(text: str) -> None:
-    """A line beside the result."""
-    print(f"note: {text}", file=sys.stderr, flush=True)
+def read_bytes(text: str) -> int:
+    """`parse_bytes` without amounts that would be cut to whole bytes, or to none: ValueError for "0.5"."""
+    nbytes = parse_bytes(text)
+    plain = _BYTES.fullmatch(text)
+    if (plain and not float(plain[1]).is_integer()) or (not nbytes and re.search("[1-9]", text)):
+        raise ValueError(f"'{text}' is no whole number of bytes (write 12GiB, 12 GB or 12000000000)")
+    return nbytes
 
 
 def print_study(study: Study, limits: list[int | None], console: Console, *, everything: bool) -> None:
@@ -259,7 +163,8 @@ def total_table(study: Study, limits: list[int | None]) -> Table:
     totals = [study.total(limit) for limit in limits]
     divided = any(total.divided_ms is not None for total in totals)
     names = ["limit", "all ms", *(f"{name} ms" for name in algos.DIRECTIONS), "largest workspace", "over the limit"]
-    table = Table(*names, caption=MICRO_CAPTION if divided else None, caption_justify="left")
+    words = [*([MICRO_CAPTION] if divided else []), *filter(None, [study.slice_words()])]
+    table = Table(*names, caption="; ".join(words) or None, caption_justify="left")
     if divided:
         table.add_column("micro-batched ms")
     for column in table.columns:

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from vdnn.cli.signals import Stopped, stoppable
 from vdnn.errors import ConfigError, VdnnError
 from vdnn.memory.policy import MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL, POLICIES
 from vdnn.runtime.backend import Caps
 from vdnn.runtime.config import AUTO_LAYOUT, Config, load_config
 from vdnn.runtime.config_file import place_of, read
 from vdnn.runtime.devices import DEFAULT_PROFILE
+from vdnn.runtime.signals import Stopped, stoppable
 from vdnn.runtime.yaml_lines import shorten
 from vdnn.units import format_bytes
 
@@ -129,13 +129,16 @@ def unread_profile(config: Config, caps: Caps) -> str | None:
     return f"profile '{config.profile}' is not read by device {caps.name}, only by --device simulated"
 
 
-def unmet_precision(config: Config, caps: Caps) -> str | None:
-    """A sentence if this device computes, or models, another precision than was asked for, or emulates it."""
+def unmet_precision(config: Config, caps: Caps, *, plans: bool = True) -> str | None:
+    """A sentence if this device computes, or models, another precision than was asked for, or emulates it.
+
+    plans: whether bytes of a plan are shown too, which are those of the precision asked for.
+    """
     asked, device = config.precision, caps.name
     if asked == caps.precision:
         return EMULATION[asked] if device == "cpu" and asked in EMULATION else None
     if caps.simulated:
-        bytes_too = ", bytes are as asked for" if config.dtype != "float32" else ""
+        bytes_too = ", bytes are as asked for" if plans and config.dtype != "float32" else ""
         return f"precision {asked} is for device cuda; on device {device} times are modelled in {caps.precision}" + (
             bytes_too
         )

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
+from vdnn.bench.command import tied
 from vdnn.bench.study_cases import PARTS, networks
 from vdnn.bench.study_table import StudyTable
 from vdnn.bench.study_tables import make_tables
@@ -91,6 +92,6 @@ def measure_apart(names: Sequence[str], out: Path, budget_s: float | None, progr
             progress(f"{name}: out of time")
             continue
         command = [sys.executable, "-m", "vdnn.bench.study", name, "--out", str(out), "--seconds", f"{left:.0f}"]
-        ended = subprocess.run(command, stdout=sys.stderr.fileno())
+        ended = subprocess.run(command, stdout=sys.stderr.fileno(), **tied())
         if ended.returncode:
             progress(f"{name}: not everything could be measured (exit code {ended.returncode}); the table has the rest")

@@ -26,6 +26,7 @@ from vdnn.cli.options import (
     unmodelled_layout,
     unread_profile,
 )
+from vdnn.cli.streams import run_program
 from vdnn.cli.tables import plan_summary
 from vdnn.errors import BudgetError, CheckpointError, ConfigError
 from vdnn.layers import Dropout, Graph, SoftmaxLoss
@@ -85,8 +86,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    arguments = make_parser().parse_args(argv)
-    return guarded("vdnn-train", lambda: run(arguments))
+
+    def command() -> int:
+        arguments = make_parser().parse_args(argv)
+        return guarded("vdnn-train", lambda: run(arguments))
+
+    return run_program("vdnn-train", command)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a command does not train: one line and 128 + the number, with everything begun undone.
+"""SIGINT and SIGTERM while a program does not train: one line and 128 + the number, with everything begun undone.
 
 with stoppable():
     body()          # Stopped comes out of wherever it is
