@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -285,3 +286,17 @@ def test_what_a_table_leaves_out_is_said(capsys, tmp_path, lenet_table):
     assert words in run(capsys, "alexnet", "-b", 8, *options).err
     assert words not in run(capsys, "alexnet", "-b", 8, *options, "-o", "memory.fuse=false").err
     assert words not in run(capsys, "lenet", "-b", 8, "--table", lenet_table).err  # which has no ReLU there
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("network", ["alexnet", "overfeat", "googlenet_bn", "resnet50", "vgg16", "vgg19"])
+def test_tables_in_nhwc_know_the_networks_that_were_compared_with_pytorch(capsys, network, precision):
+    batch = "256" if network in ("resnet50", "vgg16", "vgg19") else "128"
+    options = ("-b", batch, "--precision", precision, "--layouts", "nhwc", "--json")
+    assert main(["algos", network, *options]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["modelled"], data["precision"]) == (False, precision)
+    assert all(row["candidates"] for row in data["layers"])
+    best = sum(min(c["time_ms"] for c in row["candidates"]) for row in data["layers"])
+    peers = json.loads((Path(__file__).parents[1] / "bench/results/h200_peers.json").read_text())["results"]
+    assert 0.4 < best / peers[f"{network}:{batch} {precision} ours"]["step_ms"] < 1, "of the step measured as a whole"
