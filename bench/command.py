@@ -18,45 +18,29 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from functools import cache
-from io import TextIOWrapper
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 from vdnn.errors import VdnnError
-from vdnn.runtime.signals import Stopped, stoppable
+from vdnn.runtime.guard import guarded
+from vdnn.runtime.streams import run_program
 
 LIFELINE = "VDNN_BENCH_LIFELINE"
 """Environment variable: the descriptor of a pipe that ends when the parent does."""
 
 
 def command(body: Callable[[], int | None]) -> int:
-    """Run `body`; SIGINT, SIGTERM and what the user can do something about become a line on standard error.
-
-    Returns the exit code: 128 + the signal's number (SIGINT 130, SIGTERM 143); the error's; 141 if nobody reads on;
-    1 if the system refuses; else what `body` returns, None for 0. What `finally` undoes is undone. Characters that the
-    encoding of a standard stream lacks become "?".
+    """Run `body`, a child of another bench to the end of its parent; returns the exit code, see `guarded` and
+    `run_program`: 128 + the signal's number (SIGINT 130, SIGTERM 143), 141 if nobody reads on.
     """
     program = Path(sys.argv[0]).stem
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    try:
-        with stoppable():
-            end_with_parent()
-            code = body() or 0
-            sys.stdout.flush()
-            return code
-    except (VdnnError, Stopped) as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
-        return 141
-    except OSError as error:  # a disk that is full
-        where = f" '{error.filename}'" if error.filename else ""
-        print(f"{program}: the system refused{where}: {error.strerror or error}", file=sys.stderr)
-        return 1
+
+    def tied_body() -> int | None:
+        end_with_parent()
+        return body()
+
+    return run_program(program, lambda: guarded(program, tied_body))
 
 
 def reason(error: BaseException) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from scripts import command, environment
 
-from vdnn.cli import main, streams
+from vdnn.cli import main
+from vdnn.runtime import streams
 
 MODELLED = ("algos", "alexnet", "--profile", "h200")
 STEP = ("lenet", "--device", "simulated", "--profile", "h200")

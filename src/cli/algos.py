@@ -14,13 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from vdnn.cli.algo_choice import choose
-from vdnn.cli.options import guarded, read_config
+from vdnn.cli.options import read_config
 from vdnn.cli.tables import wide_console
 from vdnn.errors import ConfigError
 from vdnn.layers.tensor import MEMORY_ORDERS
 from vdnn.runtime import algos
 from vdnn.runtime.algos import Study
 from vdnn.runtime.files import write_output
+from vdnn.runtime.guard import guarded
 from vdnn.units import format_bytes, parse_bytes
 
 LIMITS = "0,8MiB,64MiB,512MiB,2GiB,none"

@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from vdnn.cli.options import add_config_options, guarded, read_config, unmodelled_layout, unread_profile
+from vdnn.cli.options import add_config_options, read_config, unmodelled_layout, unread_profile
 from vdnn.cli.tables import wide_console
 from vdnn.errors import ConfigError
 from vdnn.layers.op import Program
@@ -26,6 +26,7 @@ from vdnn.networks import build
 from vdnn.runtime.backend import Caps
 from vdnn.runtime.config import AUTO_LAYOUT, PRECISIONS, Config
 from vdnn.runtime.devices import open_device
+from vdnn.runtime.guard import guarded
 from vdnn.runtime.layout_sweep import CHANNELS, IMAGES, keep, sweep
 from vdnn.runtime.layout_times import step_costs
 from vdnn.runtime.layouts import (

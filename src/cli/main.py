@@ -16,7 +16,7 @@ from typing import Any
 from vdnn import __version__
 from vdnn.cli import algos, doctor, layouts, paper_tables, plan
 from vdnn.cli.options import Parser
-from vdnn.cli.streams import CLOSED, run_program
+from vdnn.runtime.streams import CLOSED, run_program
 
 
 class CommandParser(Parser):

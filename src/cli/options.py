@@ -8,17 +8,15 @@ config = read_config(parser.parse_args())
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
-from vdnn.errors import ConfigError, VdnnError
+from vdnn.errors import ConfigError
 from vdnn.memory.policy import MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL, POLICIES
 from vdnn.runtime.backend import Caps
 from vdnn.runtime.config import AUTO_LAYOUT, Config, load_config
 from vdnn.runtime.config_file import place_of, read
 from vdnn.runtime.devices import DEFAULT_PROFILE
-from vdnn.runtime.signals import Stopped, stoppable
 from vdnn.runtime.yaml_lines import shorten
 from vdnn.units import format_bytes
 
@@ -161,29 +159,3 @@ def unmodelled_layout(config: Config, caps: Caps) -> str | None:
     if not caps.simulated:
         return None
     return f"{name} is planned, but profiles know NCHW: times on device {caps.name} are of that"
-
-
-def guarded(program: str, body: Callable[[], int]) -> int:
-    """Run `body`; an error that the user can do something about becomes one line on standard error and an exit code."""
-    try:
-        with stoppable():
-            return body()
-    except VdnnError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read us has gone; say nothing more
-        return 141
-    except OSError as error:  # a disk that is full, memory that the system does not give
-        where = f" '{error.filename}'" if error.filename else ""
-        print(f"{program}: the system refused{where}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except MemoryError as error:
-        print(f"{program}: the system has no more memory: {error}", file=sys.stderr)
-        return 1
-    except Stopped as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return 130

@@ -24,10 +24,10 @@ from rich.markdown import Markdown
 
 from vdnn.bench.paper_figures import ALL, FIGURES, choose_figures
 from vdnn.bench.study_cases import PARTS, STUDY, choose_parts
-from vdnn.cli.options import guarded
 from vdnn.cli.study_tables import CUDA, SECONDS, for_the_study, require_gpu
 from vdnn.errors import ConfigError
 from vdnn.runtime.files import user_path
+from vdnn.runtime.guard import guarded
 from vdnn.runtime.profile import load_profile
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from vdnn.cli.options import (
     add_config_options,
-    guarded,
     limit_words,
     read_config,
     unmet_precision,
@@ -29,6 +28,7 @@ from vdnn.runtime.config import LAYOUT_POLICIES
 from vdnn.runtime.devices import open_device
 from vdnn.runtime.dry_plan import plan_run, whole_step
 from vdnn.runtime.files import write_output
+from vdnn.runtime.guard import guarded
 from vdnn.runtime.prepare import make_budget, stated_bytes
 from vdnn.runtime.trace import plan_trace
 from vdnn.units import format_bytes

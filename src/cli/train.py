@@ -19,14 +19,12 @@ from vdnn.cli.display import make_display
 from vdnn.cli.options import (
     Parser,
     add_config_options,
-    guarded,
     limit_words,
     read_config,
     unmet_precision,
     unmodelled_layout,
     unread_profile,
 )
-from vdnn.cli.streams import run_program
 from vdnn.cli.tables import plan_summary
 from vdnn.errors import BudgetError, CheckpointError, ConfigError
 from vdnn.layers import Dropout, Graph, SoftmaxLoss
@@ -34,11 +32,13 @@ from vdnn.runtime.checkpoint import State, load, load_state
 from vdnn.runtime.config import Config, DebugConfig
 from vdnn.runtime.dry_plan import evaluation_words
 from vdnn.runtime.forecast import expected_step, run_ms
+from vdnn.runtime.guard import guarded
 from vdnn.runtime.prepare import Prepared, prepare
 from vdnn.runtime.rehearsal import LimitExceeded
 from vdnn.runtime.run_folder import CONFIG, PLAN, RunFolder, belongs, run_of
 from vdnn.runtime.simulate import simulated_run
 from vdnn.runtime.step_tracer import StepTracer
+from vdnn.runtime.streams import run_program
 from vdnn.runtime.trace import Marks, check_trace_path
 from vdnn.runtime.trainer import Result, Trainer
 from vdnn.units import exact_bytes, format_bytes, format_ms
