@@ -149,7 +149,7 @@ def test_one_recorded_algorithm_is_kept_and_the_others_are_chosen() -> None:
 def test_one_plan_that_does_not_fit_is_an_error() -> None:
     small = planned([("train", 8)]).slab_bytes
     assert planned([("train", 8), ("eval", 8)], budget=Budget(small)).slab_bytes <= small
-    with pytest.raises(BudgetError, match="batch size 512"):
+    with pytest.raises(BudgetError, match="512 images at once"):
         planned([("train", 8), ("eval", 512)], budget=Budget(small))
 
 
