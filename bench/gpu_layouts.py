@@ -28,10 +28,10 @@ from vdnn.runtime.config import PRECISIONS
 
 NAME = "gpu_layouts.json"
 STUDY = ("lenet:128", "cifar10:128", "alexnet:128", "zfnet:64", "vgg16:32")
-VDNN = ("overfeat:128", "googlenet:128", "vgg16:64", "vgg16:128", "vgg16:256")
+VDNN = ("overfeat:128", "googlenet:128", "vgg19:64", "vgg19:128", "vgg19:256")
 DEEP = ("vgg116:32", "vgg216:32", "vgg316:32", "vgg416:32")
 CASES = (*STUDY, *VDNN, *DEEP)
-"""The study's five networks, and the others of the vDNN paper's ten."""
+"""The study's five networks, and the others of the vDNN paper's ten, whose VGG-16 has 16 convolutions: VGG-19."""
 DEFAULT_PRECISIONS = ("fp32", "tf32", "bf16")
 SINGLE = ("nchw", "nhwc", "chwn")
 SMALL = ("lenet", "cifar10", "zfnet")
