@@ -61,7 +61,7 @@ def measure(key: Row, run: Run) -> Row:
     options = [
         *("device=cuda", "data.source=synthetic", f"data.train_images={2 * batch}", "data.test_images=16"),
         *(f"train.batch_size={batch}", "evaluate.batch_size=16", "optimizer.lr=1e-5"),
-        *(f"precision={key['precision']}", f"memory.layout={key['layout']}"),
+        *(f"precision={key['precision']}", f"memory.layout={key['layout']}", "memory.limit=null"),
     ]
     started = monotonic()
     try:

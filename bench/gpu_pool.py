@@ -2,6 +2,7 @@
 
     python -m vdnn.bench.gpu_pool                      # float32 and bfloat16; gpu_pool.json goes to $OUT
     python -m vdnn.bench.gpu_pool float16 AlexNet      # that type, the cases with this in their name
+    python -m vdnn.bench.gpu_pool --only backward:NCHW # one direction in one layout, of every case in both types
 
 Pools of networks, then those of the memory-efficiency study. Planes of every result are compared with the CPU backend
 before it is timed; operands lie in as many copies as it takes to be rid of the cache. A row's share is of a device copy
@@ -26,6 +27,7 @@ from vdnn.bench.harness import write_results
 from vdnn.bench.study_cases import CHWN, LAYOUTS, pools
 from vdnn.bench.study_clock import Clock, aligned
 from vdnn.bench.study_pool_gpu import Bench
+from vdnn.errors import VdnnError
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import DTYPE_BYTES, Shape, TensorSpec
 from vdnn.runtime.backends.cpu.kernels import KERNELS
@@ -177,8 +179,16 @@ def wrong_planes(case: PoolCase, call: Call, layout: str, bench: Bench, at: Mapp
     return f"{int(differ.sum())} of {differ.size} sampled numbers are wrong" if differ.any() else ""
 
 
-def measure(case: PoolCase, bench: Bench, handle: Any, given: int, made: int, note: Callable[[str], None]) -> list[Row]:
-    """Rows of a case in the dtype of `bench`."""
+def measure(
+    case: PoolCase,
+    bench: Bench,
+    handle: Any,
+    given: int,
+    made: int,
+    note: Callable[[str], None],
+    only: tuple[str, str] = ("", ""),
+) -> list[Row]:
+    """Rows of a case in the dtype of `bench`; `only`: of that direction and layout, "" for all."""
     probe, clock, dtype = bench.probe, bench.clock, bench.dtype
     rows: list[Row] = []
     smallest = Operands(case, dtype, 0, 0, 0)
@@ -186,6 +196,8 @@ def measure(case: PoolCase, bench: Bench, handle: Any, given: int, made: int, no
     copies, first = operands.copies, operands.copies[0]
 
     def timed(call: Call, layout: str, method: str, names: Sequence[str], launch: Callable[[Any], None]) -> None:
+        if not call.direction.startswith(only[0]):
+            return
         row: Row = {"case": case.name, "direction": call.direction, "layout": layout, "dtype": dtype, "method": method}
         try:
             launch(first)
@@ -208,8 +220,8 @@ def measure(case: PoolCase, bench: Bench, handle: Any, given: int, made: int, no
         )
 
     copy_us: dict[int, float] = {}
-    for layout in LAYOUTS:
-        for call in calls_of(case):
+    for layout in (layout for layout in LAYOUTS if only[1] in ("", layout)):
+        for call in (call for call in calls_of(case) if call.direction.startswith(only[0])):
             if "indices" in call.reads:
                 for at in copies:  # what it reads, in this layout
                     operands.launch(probe, case, INDEXED, layout, "", at)
@@ -268,10 +280,12 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """Measure everything, or one dtype and the cases with a word in their name; 1 if a result of ours was wrong."""
+    """Measure everything, or one dtype and the cases with a word in their name, or one direction and layout; 1 if a
+    result of ours was wrong."""
     from vdnn.runtime.backends.cuda.probe import Probe
 
     deadline, rows, left = time.monotonic() + SECONDS, [], 0
+    words, only = _chosen(words)
     dtypes, wanted = list(words[:1]) or list(DTYPES), "".join(words[1:2])
     chosen = [case for case in cases() if wanted in case.name]
     for number, dtype in enumerate(dtypes):
@@ -287,7 +301,7 @@ def main(words: Sequence[str] = ()) -> int:
                 left += 1
                 print(f"left out for lack of time: {case.name} {dtype}")
                 continue
-            rows += measure(case, bench, handle, arena, arena + given, print)
+            rows += measure(case, bench, handle, arena, arena + given, print, only)
         probe.stream.synchronize()
         probe.free(arena)
         handle.close()
@@ -295,6 +309,22 @@ def main(words: Sequence[str] = ()) -> int:
     for line in summary(rows):
         print(line)
     return int(any(row["time_us"] is None and row["method"] != "cudnn" for row in rows))
+
+
+def _chosen(words: Sequence[str]) -> tuple[list[str], tuple[str, str]]:
+    """The words without "--only", and the direction and the layout that it names."""
+    rest, named = list(words), ""
+    if "--only" in rest:
+        at = rest.index("--only")
+        named = "".join(rest[at + 1 : at + 2])
+        del rest[at : at + 2]
+    direction, _, layout = named.partition(":")
+    if direction not in ("", "forward", "backward") or layout not in ("", *LAYOUTS):
+        raise VdnnError(
+            f"--only {named}: expected forward or backward, a colon and one of {', '.join(LAYOUTS)}, as in "
+            "--only backward:NCHW"
+        )
+    return rest, (direction, layout)
 
 
 GIVEN, MADE = ("x", "dy"), ("y", "dx", "indices")

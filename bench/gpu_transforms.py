@@ -2,6 +2,10 @@
 
     python -m vdnn.bench.gpu_transforms                         # gpu_transforms.json goes to $OUT
     python -m vdnn.bench.gpu_transforms float32 13x13           # such activations, cases with this in their name
+    python -m vdnn.bench.gpu_transforms --large --only NHWC:CHWN CHWN:NHWC --ways VECTOR BRICKS
+
+--only: these pairs of layouts; --ways: labels that begin so, not only those that a run tries; --large: none of the
+study's convolutions. With any of them the best ways of each pair are listed.
 
 Each call is checked first: windows of y, the first and the last among them, hold the numbers that NumPy finds for their
 places. Bytes are those of x and y; `share` is the time of a copy of as many over the time of the transform, both from
@@ -10,6 +14,7 @@ the same operands, in memory and not in the cache. Exit 1 if a call was wrong.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +35,7 @@ from vdnn.layers import Op
 from vdnn.layers.tensor import DTYPE_BYTES, MEMORY_ORDERS, Shape
 from vdnn.runtime.backends.cuda.array import contiguous
 from vdnn.runtime.backends.cuda.launch import Kernels
-from vdnn.runtime.backends.cuda.layout import ALGORITHMS, layout_transform
+from vdnn.runtime.backends.cuda.layout import ALGORITHMS, different_ways, layout_transform
 from vdnn.runtime.backends.cuda.matrices import Matrix
 from vdnn.runtime.backends.cuda.probe import Probe
 from vdnn.runtime.backends.cuda.source import STORAGE
@@ -38,6 +43,11 @@ from vdnn.runtime.backends.cuda.source import STORAGE
 ALIGN_BYTES = 512
 PATTERN = 4_000_037
 """Numbers of x before they begin anew; no size or stride is a multiple of it."""
+PAIRS = tuple(permutations(MEMORY_ORDERS, 2))
+BEST = 6
+"""Ways that are listed of each pair."""
+TILED = ("BRICKS", "ROWS")
+"""Labels whose tiles are told: pieces, numbers and pieces; or pieces, numbers and words."""
 WINDOWS, WINDOW = 12, 2048
 """Parts of y that are checked, and the numbers of each."""
 LARGE: tuple[tuple[str, Shape], ...] = (
@@ -94,8 +104,16 @@ def cases() -> Iterator[tuple[str, Shape]]:
         yield name, case.x
 
 
-def study(machine: Machine, clock: Timer, chosen: Sequence[tuple[str, Shape]], note: Callable[[str], None]) -> Rows:
-    """(rows, failures) of every case in the dtype of the machine's kernels."""
+def study(
+    machine: Machine,
+    clock: Timer,
+    chosen: Sequence[tuple[str, Shape]],
+    note: Callable[[str], None],
+    pairs: Sequence[tuple[str, str]] = PAIRS,
+    ways: tuple[str, ...] = (),
+) -> Rows:
+    """(rows, failures) of every case in the dtype of the machine's kernels, for labels that begin as one of `ways`; or,
+    without, for all."""
     dtype = machine.kernels.dtype
     pattern = np.random.default_rng(0).integers(0, 2**16, PATTERN * DTYPE_BYTES[dtype] // 2).astype(np.uint16)
     numbers = pattern.view(f"u{DTYPE_BYTES[dtype]}")
@@ -109,8 +127,10 @@ def study(machine: Machine, clock: Timer, chosen: Sequence[tuple[str, Shape]], n
             operands = Operands(tuple(slab + i * nbytes for i in range(count)), nbytes, numbers)
             _fill(machine, operands, slab + nbytes * count)
             copy_us = clock.copy_us(operands.places, nbytes)
-            for one, two in permutations(MEMORY_ORDERS, 2):
+            for one, two in pairs:
                 for label in labels(case, shape, one, two, dtype):
+                    if ways and not label.startswith(ways):
+                        continue
                     key = {"case": case, "shape": list(shape), "dtype": dtype, "from": one, "to": two, "method": label}
                     calls = [_call(machine, at, key, nbytes) for at in operands.places]
                     wrong = _wrong(machine, operands, key, calls[0])
@@ -131,14 +151,13 @@ Rows = tuple[list[dict[str, Any]], list[str]]
 
 
 def labels(case: str, shape: Shape, one: str, two: str, dtype: str) -> list[str]:
-    """The ways that apply, but for that of one thread a number where it takes long."""
+    """The ways that apply and differ, but for that of one thread a number where it takes long."""
     x, y = (contiguous(0, shape, dtype, layout) for layout in (one, two))
     matrix = Matrix.of(x, y)
     if matrix is None:
         return []
     naive = shape in NAIVE_SHAPES or (case, shape) not in LARGE
-    known = [label for label, way in ALGORITHMS.items() if way(matrix, False) is not None]
-    return [label for label in known if label != "NAIVE" or naive]
+    return [label for label in different_ways(matrix) if label != "NAIVE" or naive]
 
 
 def _fill(machine: Machine, operands: Operands, spare: int) -> None:
@@ -188,12 +207,11 @@ def places_in_x(numbers: NDArray[Any], shape: Shape, one: str, two: str) -> NDAr
 
 def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A line for every case and dtype: the best way of each pair of layouts, and its share of a copy."""
-    pairs = list(permutations(MEMORY_ORDERS, 2))
-    yield f"{'':32}" + "".join(f"{one + '>' + two:>15}" for one, two in pairs)
+    yield f"{'':32}" + "".join(f"{one + '>' + two:>22}" for one, two in PAIRS)
     for case, shape, dtype in dict.fromkeys((r["case"], tuple(r["shape"]), r["dtype"]) for r in rows):
         of = [r for r in rows if (r["case"], tuple(r["shape"]), r["dtype"]) == (case, shape, dtype)]
         cells, least = [], 1e9
-        for one, two in pairs:
+        for one, two in PAIRS:
             found = [r for r in of if (r["from"], r["to"]) == (one, two)]
             if not found:
                 cells.append("-")
@@ -203,28 +221,75 @@ def summary(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             cells.append(f"{best['method']} {best['share']:.0%}")
         wanted = TARGETS.get(case, TARGETS[""])[dtype != "float32"] if (case, shape) in LARGE else 0.0
         short = f"  below {wanted:.0%}" if least < wanted else ""
-        yield f"{'x'.join(map(str, shape)):21}{dtype:11}" + "".join(f"{cell:>15}" for cell in cells) + short
+        yield f"{'x'.join(map(str, shape)):21}{dtype:11}" + "".join(f"{cell:>22}" for cell in cells) + short
+
+
+def ranking(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line for every case, dtype and pair of layouts: the best ways, their tiles, and their shares of a copy."""
+    for key in dict.fromkeys((tuple(r["shape"]), r["dtype"], r["from"], r["to"]) for r in rows):
+        shape, dtype, one, two = key
+        matrix = Matrix.of(*(contiguous(0, shape, dtype, layout) for layout in (one, two)))
+        found = [row for row in rows if (tuple(row["shape"]), row["dtype"], row["from"], row["to"]) == key]
+        best = [f"{row['method']}{_tile(row, matrix)} {row['share']:.1%}" for row in sorted(found, key=_time)[:BEST]]
+        yield f"{'x'.join(map(str, shape))} {dtype} {one}:{two}  " + ", ".join(best)
+
+
+def _time(row: dict[str, Any]) -> float:
+    return float(row["time_us"])
+
+
+def _tile(row: dict[str, Any], matrix: Matrix | None) -> str:
+    """The last arguments of ways that fit their tiles to the shape."""
+    launch = ALGORITHMS[row["method"]](matrix, False) if matrix and row["method"] in TILED else None
+    return f"({'x'.join(map(str, launch.args[-3:]))})" if launch else ""
 
 
 def main(words: Sequence[str] = ()) -> int:
-    """[DTYPE [CASE]]: measure all dtypes and cases, or those; 1 if a call was wrong."""
+    """Measure all dtypes and cases, or those that `words` name; 1 if a call was wrong."""
     started = time.monotonic()
-    dtypes, wanted = list(words[:1]) or list(STORAGE), "".join(words[1:2])
-    chosen = [(case, shape) for case, shape in cases() if wanted in case]
+    given = _parser().parse_args(words)
+    dtypes = [given.dtype] if given.dtype else list(STORAGE)
+    chosen = [(case, shape) for case, shape in cases() if given.case in case]
+    if given.large:
+        chosen = [case for case in chosen if case in LARGE]
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
     facts: dict[str, Any] = {}
     for dtype in dtypes:
         probe = Probe(dtype)
         facts[dtype] = probe.facts()
-        found, wrong = study(probe, Clock(probe), chosen, print)
+        found, wrong = study(probe, Clock(probe), chosen, print, given.only or PAIRS, tuple(given.ways))
         rows, failures = rows + found, failures + wrong
     for line in summary(rows):
         print(line)
+    if given.only or given.large or given.ways:
+        for line in ranking(rows):
+            print(line)
     command = " ".join(["python -m vdnn.bench.gpu_transforms", *words])
     results = {"rows": rows, "failures": failures, "machine": facts, "seconds": time.monotonic() - started}
     write_results("gpu_transforms.json", command, results)
     return int(bool(failures) or not rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m vdnn.bench.gpu_transforms", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("dtype", nargs="?", choices=list(STORAGE), help="of the activations; all if none is named")
+    parser.add_argument("case", nargs="?", default="", help="in the name of the cases, such as 13x13 (default: all)")
+    parser.add_argument("--only", nargs="+", type=_pair, metavar="FROM:TO", help="pairs of layouts, as NHWC:CHWN")
+    parser.add_argument("--ways", nargs="+", default=[], metavar="LABEL", help="how labels of the ways begin")
+    parser.add_argument("--large", action="store_true", help="no case of the study's convolutions")
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    one, _, two = text.partition(":")
+    if (one, two) not in PAIRS:
+        raise argparse.ArgumentTypeError(
+            f"expected two of {', '.join(MEMORY_ORDERS)} with a colon between, got '{text}'"
+        )
+    return one, two
 
 
 if __name__ == "__main__":

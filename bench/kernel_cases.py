@@ -219,7 +219,7 @@ def _losses() -> Iterator[Case]:
         yield from _loss(n, k, smoothing)
     for n, k in ((2, 2049), (3, 8192), (2, 8193), (2, 20008)):  # one block a row, then several
         yield from _loss(n, k, 0.1)
-    for n, k in ((3, 10), (2, 1000), (3, 4099), (2, 20000)):
+    for n, k in ((3, 10), (2, 1000), (3, 4099), (2, 16000), (2, 20000), (2, 20001), (3, 40000)):
         yield Case(
             f"softmax {n}x{k}", "softmax.forward", {"x": 3 * normal(n, k)}, {"y": unknown(n, k)}, tolerance=COARSE
         )

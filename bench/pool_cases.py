@@ -63,13 +63,14 @@ USUAL: tuple[tuple[tuple[int, int], Mapping[str, Any]], ...] = (
     ((7, 6), {"kernel": 3, "stride": 2, "padding": 1}),
     ((9, 7), {"kernel": 3, "stride": 1, "padding": 1}),
     ((7, 7), {"kernel": "global"}),
+    ((1, 3), {"kernel": "global"}),
 )
 """Those that have kernels of their own in NHWC, where channels go by 16 bytes."""
 
-PLANES = ("PLANES_4", "PLANES_16")
+PLANES = ("PLANES_8", "PLANES_16", "PLANES_32", "TURNS_28", "TURNS_7")
 WAYS: tuple[tuple[tuple[int, int, int, int], Mapping[str, Any], tuple[str, ...]], ...] = (
     ((16, 16, 5, 6), {"kernel": 2}, ("TILE_1x1", "TILE_2x1")),
-    ((3, 16, 7, 9), {"kernel": 2, "padding": 1}, ("TILE_1x1", "TILE_2x1", "PLANES_4")),
+    ((3, 16, 7, 9), {"kernel": 2, "padding": 1}, ("TILE_1x1", "TILE_2x1", "PLANES_8")),
     ((16, 16, 7, 8), {"kernel": 3, "stride": 2}, ("TILE_1x1", "TILE_2x1", "TILE_2x2", "TILE_4x1")),
     ((2, 24, 11, 14), {"kernel": 3, "stride": 2, "padding": 1}, ("TILE_1x1", "TILE_2x1", "TILE_2x2", "TILE_4x1")),
     ((16, 8, 8, 7), {"kernel": 3, "stride": 2, "ceil_mode": True}, ("TILE_1x1", "TILE_2x1", "TILE_2x2", "TILE_4x1")),
@@ -86,9 +87,14 @@ WAYS: tuple[tuple[tuple[int, int, int, int], Mapping[str, Any], tuple[str, ...]]
     ((2, 20, 13, 13), {"kernel": 3, "stride": 2}, PLANES),
     ((2, 1, 6, 800), {"kernel": 3, "stride": 2}, PLANES),
     ((1, 1, 5, 3500), {"kernel": 3, "stride": 2}, PLANES),
+    ((2, 1, 6, 1601), {"kernel": 3, "stride": 2}, ("PLANES_16",)),
+    ((1, 1, 5, 901), {"kernel": 2}, PLANES),
+    ((1, 1, 5, 1801), {"kernel": 2}, PLANES),
+    ((1, 1, 61, 301), {"kernel": 3, "stride": 2}, PLANES),
 )
-"""Images, the arguments of a Pool layer, and algorithms: tiles in NHWC and CHWN, TILE_1x4 in NCHW; bands of rows, and
-several planes, in shared memory. Where there is no such algorithm, a case runs as if it had been told none."""
+"""Images, the arguments of a Pool layer, and algorithms: tiles in NHWC and CHWN, TILE_1x4 in NCHW; in shared memory
+several planes, bands of rows, those of all rows of a plane that does not fit, and those of rows that no window holds.
+Where there is no such algorithm, a case runs as if it had been told none."""
 
 
 def pool_cases() -> Iterator[Case]:

@@ -20,6 +20,8 @@ from vdnn.layers.tensor import DTYPE_BYTES
 from vdnn.runtime.backends.cuda.array import DeviceArray, contiguous
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, workspace_bytes
 
+OURS = ("ours", "ours, loss and gradient", "fused train")
+"""Names of our methods; every other is a library's, or done as one does it."""
 ROWS, COLUMNS = "NK", "KN"
 """Orders in memory, the second the faster."""
 Places = Mapping[str, int]
@@ -147,12 +149,13 @@ def ours_of(case: SoftmaxCase, kernels: Any, stream: Any) -> Iterator[Method]:
         run("softmax_loss.forward", at, label_smoothing=0.0)
         run("softmax_loss.backward", at, **RULE)
 
-    yield Method("ours", lambda at: run("softmax.forward", at))
+    plain, two_ops, fused = OURS
+    yield Method(plain, lambda at: run("softmax.forward", at))
     if case.order == COLUMNS:
         return
     if case.dtype == "float32":
-        yield Method("ours, loss and gradient", apart, whole=True)
-    yield Method("fused train", lambda at: run("softmax_loss.train", at, **RULE), whole=True)
+        yield Method(two_ops, apart, whole=True)
+    yield Method(fused, lambda at: run("softmax_loss.train", at, **RULE), whole=True)
 
 
 SMALL = {"labels": "int32", "loss": "float32", "correct": "uint8"}

@@ -57,6 +57,14 @@ inline unsigned atomicAdd(unsigned* place, unsigned value) {
     return before;
 }
 inline void __threadfence() {}
+template <class T>
+T __ldcs(const T* place) {
+    return *place;
+}
+template <class T>
+void __stcs(T* place, T value) {
+    *place = value;
+}
 inline void atomicMin(unsigned long long* place, unsigned long long value) { *place = min(*place, value); }
 
 namespace host {

@@ -16,7 +16,7 @@ from cuda_on_host import HostKernels
 from numpy.typing import NDArray
 
 from vdnn.bench import gpu_transforms
-from vdnn.bench.gpu_transforms import LARGE, PATTERN, cases, labels, places_in_x, study, summary
+from vdnn.bench.gpu_transforms import LARGE, PATTERN, cases, labels, places_in_x, ranking, study, summary
 from vdnn.bench.study_cases import convolutions
 from vdnn.layers.tensor import DTYPE_BYTES, MEMORY_ORDERS
 
@@ -77,6 +77,9 @@ def test_every_pair_and_way_is_checked_and_timed(dtype: str) -> None:
     lines = list(summary(rows))
     assert len(lines) == 1 + len(SHAPES)
     assert "NAIVE 75%" in lines[1]
+    first = next(ranking([{**row, "time_us": 3.0 if row["method"] == "BRICKS" else 4.0} for row in rows]))
+    tile = "8x16x2" if dtype == "float32" else "4x32x1"
+    assert first.startswith(f"32x32x2x4 {dtype} NCHW:NHWC  BRICKS({tile}) 75.0%, NAIVE 75.0%, TILED 75.0%, ")
 
 
 def test_a_wrong_number_is_a_failure() -> None:
@@ -117,6 +120,8 @@ def test_cases_are_large_or_the_studys() -> None:
     assert all(np.prod(shape) % PATTERN for _, shape in cases())
     assert "NAIVE" not in labels(*LARGE[1], "NCHW", "CHWN", "float32")
     assert labels(*LARGE[5], "NCHW", "NHWC", "bfloat16") == ["NAIVE", "TILED", "VECTOR", "STRIPS"]
+    assert labels(*LARGE[3], "NHWC", "NCHW", "bfloat16") == ["TILED", "VECTOR", "STRIPS", "ROWS"]
+    assert labels(*LARGE[2], "NHWC", "CHWN", "bfloat16") == ["TILED", "VECTOR", "BRICKS"]
 
 
 def test_the_program_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,3 +135,11 @@ def test_the_program_writes_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     results = json.loads((tmp_path / "gpu_transforms.json").read_text())["results"]
     assert results["failures"] == []
     assert {row["case"] for row in results["rows"]} == {"C = 3"}
+    words = ["bfloat16", "--only", "NHWC:CHWN", "CHWN:NCHW", "--ways", "VECTOR", "BRICKS"]
+    machine.kernels = HostKernels(dtype="bfloat16")
+    assert gpu_transforms.main(words) == 0
+    rows = json.loads((tmp_path / "gpu_transforms.json").read_text())["results"]["rows"]
+    assert {(row["from"], row["to"]) for row in rows} == {("NHWC", "CHWN"), ("CHWN", "NCHW")}
+    assert {row["method"] for row in rows} == {"VECTOR", "BRICKS"}
+    with pytest.raises(SystemExit):
+        gpu_transforms.main(["--only", "NHWC:NHWC"])

@@ -24,10 +24,11 @@ from vdnn.runtime.backends.cuda import probe
 from vdnn.runtime.backends.cuda.array import contiguous
 from vdnn.runtime.backends.cuda.operands import load, store
 from vdnn.runtime.backends.cuda.pool import pool_backward, pool_candidates, pool_forward
-from vdnn.runtime.backends.cuda.pool_tiles import PLANE_KIBS, Pooled, _share, inverse, ways
+from vdnn.runtime.backends.cuda.pool_tiles import PLANE_KIBS, TURN_KIBS, Pooled, _share, inverse, ways
 from vdnn.runtime.backends.cuda.source import constants, source
 
-PLANES = {"PLANES_4", "PLANES_8", "PLANES_16"}
+TURNS = {f"TURNS_{kib}" for kib in TURN_KIBS}
+PLANES, GRADIENT_PLANES = ({f"PLANES_{kib}" for kib in PLANE_KIBS[backward]} for backward in (False, True))
 
 
 def quotient(n: int, by: int) -> int:
@@ -86,9 +87,17 @@ def test_what_an_op_can_take() -> None:
         assert candidates("forward", ALEXNET, 55, layout, **same) == ("TILE_2x2", "TILE_2x1")
         assert candidates("forward", ALEXNET, 27, layout, **two) == ("TILE_2x1", "TILE_1x1")
     assert set(candidates("forward", ALEXNET, 27, "NCHW", **third)) == PLANES
-    assert set(candidates("backward", ALEXNET, 27, "NCHW", ("indices", "y"), **third)) == PLANES
-    assert candidates("forward", WIDE, 56, "NCHW", **third)[0] == "TILE_1x4"  # rows by fours, and long
-    assert set(candidates("forward", WIDE, 56, "NCHW", **third)) == {*PLANES, "TILE_1x4"}
+    assert set(candidates("backward", ALEXNET, 27, "NCHW", ("indices", "y"), **third)) == GRADIENT_PLANES | TURNS
+    for x, side in ((WIDE, 56), ((64, 64, 28, 28), 14)):  # rows by fours
+        found = candidates("forward", x, side, "NCHW", **third)
+        assert found[0] == "TILE_1x4"
+        assert set(found) == {*PLANES, "TILE_1x4"}
+        for extra, dtype in product((("indices",), ("indices", "y")), ("float32", "bfloat16")):
+            found = candidates("backward", x, side, "NCHW", extra, dtype, **third)
+            assert (found[0] == "TILE_1x4") == (side % 4 == 0 and dtype == "float32")
+            assert set(found) == {*GRADIENT_PLANES, *TURNS, "TILE_1x4"}
+    assert candidates("forward", WIDE, 112, "NCHW", **same)[0] == "PLANES_16"
+    assert candidates("backward", WIDE, 112, "NCHW", ("indices",), **same)[0] == "TILE_1x4"
 
 
 def test_other_windows_have_one_way() -> None:
@@ -109,6 +118,8 @@ def test_few_outputs_take_small_shares_first() -> None:
     assert candidates("forward", (2, 96, 13, 13), 6, "NHWC", **third)[0] == "TILE_1x1"
     assert candidates("forward", ALEXNET, 27, "NCHW", **third)[0] == "PLANES_16"
     assert candidates("forward", (8, 32, 13, 13), 6, "NCHW", **third)[0] == "PLANES_4"
+    assert candidates("backward", ALEXNET, 27, "NCHW", ("indices",), **third)[0] == "TURNS_28"
+    assert candidates("backward", (8, 32, 13, 13), 6, "NCHW", ("indices",), **third)[0] == "TURNS_7"
 
 
 def test_a_program_asks_for_channels_of_a_larger_tensor() -> None:
@@ -162,7 +173,7 @@ def test_layouts_are_not_mixed() -> None:
 
 def test_what_a_block_takes_fits_into_its_shared_memory() -> None:
     """What each block stages, counted from the pixels and windows that it needs: 16 bytes more at each end."""
-    rng, room = random.Random(5), constants(source())["PLANES_BYTES"]
+    rng, found = random.Random(5), constants(source())
     for _ in range(400):
         size, step = rng.choice(((2, 2), (3, 2), (3, 1)))
         pad, dtype = rng.randint(0, size // 2), rng.choice(("float32", "bfloat16"))
@@ -175,18 +186,33 @@ def test_what_a_block_takes_fits_into_its_shared_memory() -> None:
         each = DTYPE_BYTES[dtype]
         for label, made in ways(pooled).items():
             launch = made()
+            if label.startswith("TURNS"):
+                planes, group, groups, band, bands, rows = launch.args[-10:-4]
+                assert rows == -(-(h + pad) // step)
+                assert (groups, bands) == (-(-planes // group), -(-rows // band))
+                assert launch.blocks == (n * c // planes) * groups * bands
+                assert band == rows or group == 1
+                windows = group * p * q if group > 1 else min(band + (size - 1) // step, p) * q
+                pixels = group * h * w if group > 1 else min(band * step, h) * w
+                assert windows <= 256 * found["TURNS_WINDOWS"]
+                assert 4 * pixels <= 1024 * int(label.removeprefix("TURNS_"))
+                assert 4 * pixels + 32 + 16 <= found["TURNS_BYTES"]  # up to 7 before the first, and to 16 bytes
+                continue
             if not label.startswith("PLANES"):
                 continue
-            planes, group, band, rows, columns = launch.args[-7:-2]
+            planes, group, groups, band, bands, rows, columns, strip, strips = launch.args[-13:-4]
             assert rows * columns == (-(-(h + pad) // step) * -(-(w + pad) // step) if backward else p * q)
-            assert launch.blocks * group * band >= n * c * rows
-            whole = band == rows
-            assert whole or group == 1
+            assert (groups, bands, strips) == (-(-planes // group), -(-rows // band), -(-band // strip))
+            assert launch.blocks == (n * c // planes) * groups * bands
+            whole = group > 1
+            assert band == rows or not whole
             if backward:
                 windows = group * p * q if whole else min(band + (size - 1) // step, p) * q
-                pixels = group * h * w if whole else band * step * w
+                pixels = group * h * w if whole else min(band * step, h) * w
                 parts = [windows * each, windows, windows * each if masked else 0, pixels * each]
+                room = found["PLANES_GRADIENT_BYTES"] - 16  # before the first
             else:
+                room = found["PLANES_BYTES"]
                 parts = [(group * h * w if whole else min((band - 1) * step + size, h) * w) * each]
             assert sum(parts) + 32 * len(parts) <= room, label
             assert sum(parts) <= 1024 * int(label.removeprefix("PLANES_"))
@@ -271,6 +297,12 @@ def test_the_whole_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     }
     assert {len(addresses) for addresses in used} == {2, 4}
     assert "x cuDNN's best" in capsys.readouterr().out
+    assert gpu_pool.main(["float32", "third", "--only", "backward:NCHW"]) == 0
+    rows = json.loads((tmp_path / "gpu_pool.json").read_text())["results"]["rows"]
+    assert {(row["direction"], row["layout"]) for row in rows} == {("backward", "NCHW"), ("backward masked", "NCHW")}
+    assert {row["method"] for row in rows} == {"cudnn", *(f"ours {way}" for way in GRADIENT_PLANES | TURNS)}
+    with pytest.raises(VdnnError, match="expected forward or backward"):
+        gpu_pool.main(["--only", "NCHW"])
     monkeypatch.setattr(gpu_pool, "SECONDS", -1.0)
     assert gpu_pool.main(["float32", "third"]) == 0
     assert "left out for lack of time: third float32" in capsys.readouterr().out
@@ -284,7 +316,7 @@ def test_what_a_block_stages_fits_into_its_shared_memory(itemsize: int) -> None:
     seen = set()
     for h, w, (size, step) in product((5, 6, 9, 40), (7, 400, 800, 1300, 2000), ((2, 2), (3, 2), (3, 1))):
         p, q = (h - size) // step + 1, (w - size) // step + 1
-        for limit in PLANE_KIBS:
+        for limit in PLANE_KIBS[False]:
             x, y = (contiguous(4, shape, dtype) for shape in ((2, 3, h, w), (2, 3, p, q)))
             share = _share(Pooled(x, y, None, None, size, step, 0, True, False, False), 1024 * limit)
             if share is None:
@@ -311,7 +343,7 @@ def test_rows_that_no_window_holds_have_no_gradient(dtype: str) -> None:
     indices, dy = np.zeros((n, c, h // 2, w // 2), np.uint8), np.ones((n, c, h // 2, w // 2), np.float32)
     dx = np.full((n, c, h, w), np.nan, np.float32)
     held = {"indices": indices, "dy": store(dy, dtype), "dx": store(dx, dtype)}
-    for label in sorted(PLANES):
+    for label in sorted(GRADIENT_PLANES | TURNS):
         op = pool_op("backward", {name: name for name in held}, **window("max", 2, 2), algorithm=label)
         pool_backward(op, {name: array_of(array) for name, array in held.items()}, kernels, None)
         found = load(held["dx"], dtype)

@@ -1,4 +1,4 @@
-"""Softmax on the GPU: how rows and columns are cut, blocks that wait in vain, edges, and a fused head as two ops."""
+"""Softmax on the GPU: how rows and columns are cut, parts that meet, edges, and a fused head as two ops."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from vdnn.bench.kernel_cases import normal, unknown
 from vdnn.errors import VdnnError
 from vdnn.layers import Op
 from vdnn.runtime.backends.cpu.half import narrow, widen
+from vdnn.runtime.backends.cuda import softmax as softmax_rows
 from vdnn.runtime.backends.cuda.array import contiguous
 from vdnn.runtime.backends.cuda.kernels import CUDA_KERNELS, workspace_bytes
 from vdnn.runtime.backends.cuda.softmax import MIDDLE, PART, ROW, SHORT
@@ -20,6 +21,9 @@ from vdnn.runtime.bfloat16 import host_dtype
 from vdnn.runtime.step import new_step
 
 DTYPES = ("float32", "bfloat16", "float16")
+AHEAD = 3
+"""Parts by which finding is ahead here, so that few rows are enough to have both at once."""
+LENGTHS = (1, 2, *(end + more for end in (SHORT, MIDDLE, ROW, PART) for more in (0, 1, 8)), 2 * PART, 2 * PART + 8)
 TOLERANCE = {"float32": 2e-6, "bfloat16": 2.0**-8, "float16": 2.0**-10}
 
 
@@ -59,7 +63,7 @@ def launch(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("k", [1, 2, SHORT, SHORT + 1, MIDDLE, MIDDLE + 1, ROW, ROW + 1, ROW + 8, PART, PART + 1])
+@pytest.mark.parametrize("k", LENGTHS)
 def test_rows_of_every_length(k: int, dtype: str) -> None:
     n = 3 if k > MIDDLE else 35
     x, y = stored(4 * normal(n, k), dtype), stored(unknown(n, k), dtype)
@@ -67,14 +71,62 @@ def test_rows_of_every_length(k: int, dtype: str) -> None:
     np.testing.assert_allclose(known(y), softmax(known(x)), rtol=TOLERANCE[dtype], atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("falling", [False, True])
-def test_blocks_that_wait_in_vain_are_made_up_for(falling: bool) -> None:
-    """On the host blocks run one after another: all of a row but the last give up. On a GPU that is rare."""
-    n, k = 2, 2 * PART + 100
-    x, y, kernels = normal(n, k) * 3, unknown(n, k), HostKernels(falling=falling)
+@pytest.mark.parametrize(("n", "k"), [(2, 5 * PART + 96), (3, 5 * PART + 97), (AHEAD + 2, 4 * PART + 16)])
+def test_parts_of_a_row_meet(n: int, k: int, falling: bool, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding is ahead of storing, ends before it, and blocks are numbered by their start, not by their place."""
+    monkeypatch.setattr(softmax_rows, "AHEAD", AHEAD)
+    x, y = stored(3 * normal(n, k), dtype), stored(unknown(n, k), dtype)
+    kernels = HostKernels(falling=falling, dtype=dtype)
     launch("softmax.forward", {"x": x, "y": y}, kernels)
-    assert kernels.launched == ["fill_bytes", "softmax_parts", "softmax_parts"]
-    np.testing.assert_allclose(y, softmax(x.astype(np.float64)), rtol=5e-6, atol=1e-9)
+    assert kernels.launched == ["fill_bytes", "softmax_parts"]
+    np.testing.assert_allclose(known(y), softmax(known(x)), rtol=TOLERANCE[dtype], atol=1e-7)
+
+
+def test_what_is_found_of_a_row_never_waits_for_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block t stores part t - ahead after parts up to t of all rows have been told by blocks that started before it."""
+    launched: list[tuple[str, int, list[Any]]] = []
+    kernels = HostKernels()
+    monkeypatch.setattr(kernels, "launch", lambda name, blocks, args, stream: launched.append((name, blocks, args)))
+    for n, k in ((1, 2_000_001), (32, 2_097_152), (4096, 16_401), (1, PART + 1), (7, 100 * PART)):
+        x = contiguous(0, (n, k))
+        workspace = contiguous(0, (workspace_bytes("softmax.forward", {"x": (n, k)}),), "uint8")
+        op = Op("softmax", "softmax.forward", "head", "forward", {}, {}, {})
+        CUDA_KERNELS["softmax.forward"](op, {"x": x, "y": x, "workspace": workspace}, kernels, None)
+        name, blocks, args = launched.pop()
+        assert name == "softmax_parts"
+        splits, ahead, part = args[6:9]
+        assert blocks == n * splits + ahead
+        assert splits <= ahead <= n * splits
+        assert (splits - 1) * part < k <= splits * part
+
+
+@pytest.mark.parametrize("kind", ["softmax.forward", "softmax_loss.train"])
+@pytest.mark.parametrize("k", [1000, 3000, PART + 100, 5 * PART + 96])
+def test_a_result_may_lie_over_its_scores(k: int, kind: str) -> None:
+    n = 3
+    x, labels = 3 * normal(n, k), np.array([0, k // 2, k - 1], np.int32)
+    over, apart = x.copy(), unknown(n, k)
+    for source, result in ((over, over), (x, apart)):
+        rest = {
+            "labels": labels,
+            "step": new_step(0.1, 0.5, 0, 0),
+            "loss": unknown(n),
+            "correct": np.zeros(n, np.uint8),
+        }
+        values = {"x": source, **({"y": result} if kind == "softmax.forward" else {"dx": result, **rest})}
+        launch(kind, values, HostKernels(), label_smoothing=0.1, weight=2.0)
+    assert np.isfinite(apart).all()
+    assert over.tobytes() == apart.tobytes()
+
+
+@pytest.mark.parametrize("k", [10, 200, 1000, 2000, 8192, PART + 8, 16_384, 3 * PART])
+def test_sums_are_exact_to_a_millionth(k: int) -> None:
+    x, y = 4 * normal(4, k), unknown(4, k)
+    launch("softmax.forward", {"x": x, "y": y}, HostKernels())
+    total = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True)).sum(axis=1)
+    np.testing.assert_allclose(1 / y.max(axis=1), total, rtol=1e-6)
 
 
 def test_a_part_is_stored_once_where_it_is_added() -> None:
@@ -142,7 +194,7 @@ def test_the_first_of_the_largest_scores_is_the_choice(k: int) -> None:
 def test_long_rows_need_a_workspace_and_images_in_chwn_must_be_vectors() -> None:
     x, y = normal(2, PART + 1), unknown(2, PART + 1)
     op = Op("head.softmax", "softmax.forward", "head", "forward", {}, {}, {})
-    with pytest.raises(VdnnError, match="tensor 'workspace': expected 128 bytes or more, got 0"):
+    with pytest.raises(VdnnError, match="tensor 'workspace': expected 96 bytes or more, got 0"):
         CUDA_KERNELS["softmax.forward"](op, {"x": array_of(x), "y": array_of(y)}, HostKernels(), None)
     images = contiguous(x.ctypes.data, (3, 5, 1, 1), layout="CHWN")
     with pytest.raises(VdnnError, match=r"layer 'head'.*expected vectors in the order of NCHW"):

@@ -140,10 +140,45 @@ def test_a_wrong_result_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
         y = (ctypes.c_float * 60).from_address(at["y"])
         y[:] = [0.1] * 60
 
-    rows = measure_case(case, [Method("wrong", wrong), Method("nothing", lambda at: None)], bench, told.append)
-    assert [row["time_us"] for row in rows] == [None, None]
-    assert all("sampled numbers are wrong" in row["failed"] for row in rows)
-    assert len(told) == 2
+    methods = [Method("ours", wrong), Method("fused train", lambda at: None, whole=True), Method("cudnn", wrong)]
+    rows = measure_case(case, methods, bench, told.append)
+    assert [row["time_us"] for row in rows] == [None] * 3
+    assert "sampled numbers are wrong" in rows[0]["failed"]
+    assert "losses" in rows[1]["failed"]
+    assert "sampled numbers are wrong" in rows[2]["inaccurate"]
+    assert "failed" not in rows[2]
+    assert [text.startswith("FAILED") for text in told] == [True, True, False]
+    assert "inaccurate: " in told[2]
+
+
+@pytest.mark.parametrize(
+    ("method", "verdict", "code"),
+    [("cudnn", "inaccurate", 0), ("caffe", "failed", 0), ("ours", "failed", 1), ("fused train", "failed", 1)],
+)
+def test_only_ours_can_fail_the_bench(
+    method: str, verdict: str, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    row = {
+        "case": "a",
+        "dtype": "float32",
+        "order": ROWS,
+        "method": method,
+        "nbytes": 1,
+        "time_us": None,
+        verdict: "so",
+    }
+    bench = make_bench(monkeypatch, SMALL[0])
+    monkeypatch.setenv("OUT", str(tmp_path))
+    handle = SimpleNamespace(set_stream=lambda ptr: None, close=lambda: None)
+    monkeypatch.setattr("vdnn.runtime.backends.cuda.cudnn.Handle", lambda: handle)
+    monkeypatch.setattr("vdnn.bench.study_kernels.ReferenceKernels", lambda name: None)
+    monkeypatch.setattr("vdnn.runtime.backends.cuda.probe.Probe", lambda dtype: bench.probe)
+    sys.modules["cupy"].cuda.runtime.memGetInfo = lambda: (2**40, 2**40)
+    monkeypatch.setattr(gpu_softmax, "cases", lambda: [SMALL[0]])
+    monkeypatch.setattr(gpu_softmax, "Clock", lambda probe: Clock(probe, cache_bytes=1))
+    monkeypatch.setattr(gpu_softmax, "measure_case", lambda *args: [row])
+    monkeypatch.setattr(gpu_softmax, "methods_with", lambda *args: lambda case: [])
+    assert gpu_softmax.main([]) == code
 
 
 def test_a_slow_method_is_launched_a_few_times_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,5 @@
-"""From one layout to another on the GPU: a transposition, in one of several ways; see matrices.py, and layout.cu and
-layout_strips.cu.
+"""From one layout to another on the GPU: a transposition, in one of several ways; see matrices.py, and the
+four files layout*.cu.
 
     layout_transform(op, {"x": x, "y": y}, kernels, stream)       # op.attrs["algorithm"]: a key of ALGORITHMS, or none
     transform_candidates(op, program)                             # ("VECTOR", "TILED")
@@ -7,8 +7,10 @@ layout_strips.cu.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from typing import Any
 
 from vdnn.errors import VdnnError
@@ -16,13 +18,15 @@ from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import DTYPE_BYTES, element_strides, first_element
 from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.copy import copy_forward
-from vdnn.runtime.backends.cuda.launch import INDEX_LIMIT, THREADS, Arrays, Kernels, operands
-from vdnn.runtime.backends.cuda.matrices import Matrix, Side, plain
+from vdnn.runtime.backends.cuda.launch import INDEX_LIMIT, THREADS, WIDE_BYTES, Arrays, Kernels, operands
+from vdnn.runtime.backends.cuda.matrices import Axes, Matrix, Side, plain
 from vdnn.runtime.backends.cuda.source import constants, source
 
+_CONSTANTS = constants(source())
 TILE, SQUARES, STRIP_WORDS, WIDE_STRIP_WORDS = (
-    constants(source())[name] for name in ("TILE", "SQUARES", "STRIP_WORDS", "WIDE_STRIP_WORDS")
+    _CONSTANTS[name] for name in ("TILE", "SQUARES", "STRIP_WORDS", "WIDE_STRIP_WORDS")
 )
+BRICK_PIECES, ROW_WORDS = (_CONSTANTS[name] for name in ("BRICK_PIECES", "ROW_WORDS"))
 COPY = "COPY"
 """The one way between layouts that are the same for a shape, as NCHW and NHWC are for images of one pixel."""
 LINE_BYTES, SECTOR_BYTES = 128, 32
@@ -30,7 +34,17 @@ LINE_BYTES, SECTOR_BYTES = 128, 32
 GROUP = 8
 """Squares in a column of a tile come in groups of so many."""
 SHORT = 16
-"""Below so many rows or columns one thread a number may be as good as a tile."""
+"""Below so many rows or columns one thread a number may be as good as a tile, and spans of rows are no use."""
+SPARE_WORDS = 4
+"""Of a slot of transform_from_rows: the piece with the first number of a row begins up to so much before it."""
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Pixels, or images, that a brick may have."""
+IDLE_COST = 0.05
+"""Part of its time that a launch loses for as many idle threads as busy ones."""
+READ_COST, WRITE_COST, PIECE_COST = 0.06, 0.08, 0.05
+"""And one of bricks where what lies together of x, or of y, is one line of memory, half as much if it is two; and one
+of spans of rows that has a line of each. On an H200 bricks of 16 or 48 KiB, or of longer runs on one side, differ by
+1%."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +86,33 @@ def transform_candidates(op: Op, program: Program) -> tuple[str, ...]:
     useful = {
         "VECTOR": True,
         "TILED": True,
-        "STRIPS": _strips(matrix, False) is not None and not all(_on_sectors(matrix, s) for s in (matrix.x, matrix.y)),
-        "NAIVE": short < SHORT and matrix.size < INDEX_LIMIT,
+        "STRIPS": not all(_on_sectors(matrix, side) for side in (matrix.x, matrix.y)),
+        "ROWS": True,
+        "BRICKS": True,
+        "NAIVE": short < SHORT,
     }
-    return first, *(label for label, is_useful in useful.items() if is_useful and label != first)
+    apply = different_ways(matrix)
+    return first, *(label for label, is_useful in useful.items() if is_useful and label in apply and label != first)
+
+
+def different_ways(matrix: Matrix) -> list[str]:
+    """Labels that apply, without those that launch the same as one before."""
+    found: list[Launch] = []
+    labels = []
+    for label, way in ALGORITHMS.items():
+        launch = way(matrix, False)
+        if launch is not None and launch not in found:
+            found.append(launch)
+            labels.append(label)
+    return labels
 
 
 def best_guess(matrix: Matrix) -> str:
     """The label for a shape that was not measured."""
     short = min(matrix.rows, matrix.columns)
     aligned = matrix.x_wide and matrix.y_wide
+    if (matrix.y_wide or matrix.images > 1) and _rows(matrix, False) is not None:
+        return "ROWS"
     if (not aligned or short < 4 * matrix.wide) and _strips(matrix, False) is not None:
         return "STRIPS"
     return "NAIVE" if short < 4 and matrix.size < INDEX_LIMIT else "VECTOR"
@@ -176,6 +207,93 @@ def _strips(matrix: Matrix, adds: bool) -> Launch | None:
     return None
 
 
+def _bricks(matrix: Matrix, adds: bool) -> Launch | None:
+    """Three-dimensional tiles, where both sides go by 16 bytes and CHWN has no gaps between its channels."""
+    axes, wide = matrix.axes, matrix.wide
+    gaps = matrix.images * matrix.size != axes.a * axes.p * axes.b
+    if gaps or not (matrix.x_wide and matrix.y_wide) or axes.a % wide or axes.b % wide:
+        return None
+    a, p, b = _brick(axes, wide)
+    sizes = [axes.a, axes.p, axes.b]
+    blocks = -(-axes.a // (a * wide)) * -(-axes.p // p) * -(-axes.b // (b * wide))
+    args = [matrix.x.ptr, axes.x_a, axes.x_p, matrix.y.ptr, axes.y_b, axes.y_p, *sizes, a, p, b]
+    return Launch("transform_bricks", blocks, args)
+
+
+@cache
+def _brick(axes: Axes, wide: int) -> tuple[int, int, int]:
+    """Pieces of a, numbers of p and pieces of b of the brick that costs least."""
+    high, broad = axes.a // wide, axes.b // wide
+    follows_x, follows_y = axes.x_p == axes.b, axes.y_p == axes.a
+
+    def cost(brick: tuple[int, int, int]) -> float:
+        a, p, b = brick
+        lines_x, lines_y = b / GROUP, a / GROUP
+        if b == broad:
+            lines_x *= p if follows_x else a * wide if axes.x_a == axes.b else 1
+        if a == high:
+            lines_y *= p if follows_y else b * wide if axes.y_b == axes.a else 1
+        squares = a * p * b
+        threads = -(-high // a) * -(-broad // b) * -(-axes.p // p) * -(-squares // THREADS) * THREADS
+        return READ_COST / lines_x + WRITE_COST / lines_y + IDLE_COST * (threads / (high * broad * axes.p) - 1)
+
+    depths = [p for p in DEPTHS if p <= axes.p]
+    found = product(_sizes(high), depths, _sizes(broad))
+    fit = (brick for brick in found if _held(*brick, wide) <= BRICK_PIECES)
+    return min(fit, key=cost)
+
+
+def _sizes(pieces: int) -> Iterator[int]:
+    """How many pieces along a side a tile may have: whole lines of memory, or the side."""
+    yield from range(GROUP, min(pieces, 8 * GROUP), GROUP)
+    yield min(pieces, 8 * GROUP)
+
+
+def _held(a: int, p: int, b: int, wide: int) -> int:
+    """Pieces of shared memory that a brick takes."""
+    return b * wide * (-(-a * p // GROUP) * GROUP)
+
+
+def _rows(matrix: Matrix, adds: bool) -> Launch | None:
+    """Spans of rows at any address on one side, 16 bytes on the other."""
+    if matrix.permuted or matrix.x_wide == matrix.y_wide:
+        return None
+    reads = matrix.y_wide
+    wide, other = matrix.wide, matrix.y if reads else matrix.x
+    across, length = (matrix.rows, matrix.columns) if reads else (matrix.columns, matrix.rows)
+    if length < SHORT:
+        return None
+    squares, span, words = _span(across // wide, length, matrix.itemsize, other.row == across)
+    blocks = matrix.images * -(-across // (squares * wide)) * -(-length // span)
+    sides = [value for side in (matrix.x, matrix.y) for value in (side.ptr, side.stride, side.row)]
+    args = [*sides, matrix.rows, matrix.columns, squares, span, words]
+    return Launch("transform_from_rows" if reads else "transform_to_rows", blocks, args)
+
+
+@cache
+def _span(pieces: int, length: int, itemsize: int, follow: bool) -> tuple[int, int, int]:
+    """Pieces of a tile, numbers of its span of rows that are `length` long, and words of its slots.
+
+    A row's sectors at the ends of a span are read by two blocks; so are, unless pieces follow each other, lines.
+    """
+    wide, packed = WIDE_BYTES // itemsize, 4 // itemsize
+    found = []
+    for squares in _sizes(pieces):
+        odd = (ROW_WORDS // (squares * wide) - 1) // 2 * 2 + 1
+        most = (odd - SPARE_WORDS) * packed // wide
+        if most < 1:
+            continue
+        whole = -(-length // wide)
+        spans = -(-whole // most)
+        span = -(-whole // spans)
+        runs = 0.0 if follow and squares == pieces else PIECE_COST * GROUP / squares
+        ends = 0.0 if spans == 1 else SECTOR_BYTES / (span * WIDE_BYTES) / 2
+        threads = -(-pieces // squares) * spans * -(-squares * span // THREADS) * THREADS
+        cost = runs + ends + IDLE_COST * (threads / (pieces * whole) - 1)
+        found.append((cost, squares, span * wide, (span * wide // packed + SPARE_WORDS) | 1))
+    return min(found)[1:]
+
+
 def _on_sectors(matrix: Matrix, side: Side) -> bool:
     """Whether every row of a side begins on a sector of memory."""
     return side.by_pieces(SECTOR_BYTES // matrix.itemsize, SECTOR_BYTES, matrix.images)
@@ -191,5 +309,7 @@ ALGORITHMS: Mapping[str, Callable[[Matrix, bool], Launch | None]] = {
     "TILED": _tiled,
     "VECTOR": _vector,
     "STRIPS": _strips,
+    "ROWS": _rows,
+    "BRICKS": _bricks,
 }
 """Label → its launch, None where it does not apply."""

@@ -2,6 +2,7 @@
 
     matrix = Matrix.of(x, y)          # x (64, 3, 32, 32) in NCHW, y in CHWN
     matrix.rows, matrix.columns       # 64, 3072; None for the matrix if both lie in one order
+    matrix.axes                       # the same as y[b][p][a] = x[a][p][b], with pixels apart from channels
 
 Between NCHW and CHWN one matrix is N x (C * H * W); between NCHW and NHWC each image is one, C x (H * W); between NHWC
 and CHWN it is N x (H * W * C), whose rows CHWN has in its own order, or one N x C a pixel where NHWC has gaps.
@@ -28,6 +29,19 @@ class Side:
     def by_pieces(self, width: int, nbytes: int, images: int) -> bool:
         """Whether every row begins where `width` numbers of `nbytes` together can be loaded at once."""
         return self.ptr % nbytes == 0 and self.row % width == 0 and (images == 1 or self.stride % width == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """y[b][p][a] = x[a][p][b]: sizes, and elements from one to the next of those that are not contiguous on a side."""
+
+    a: int
+    p: int
+    b: int
+    x_a: int
+    x_p: int
+    y_b: int
+    y_p: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +118,16 @@ class Matrix:
         """Whether neither side has gaps, within a matrix or between them, or rows in another order."""
         rows = self.x.row == self.columns and self.y.row == self.rows and not self.permuted
         return rows and (self.images == 1 or self.x.stride == self.y.stride == self.size)
+
+    @property
+    def axes(self) -> Axes:
+        """With pixels for `p` where one side is permuted, else images."""
+        x, y, channels, pixels = self.x.row, self.y.row, self.channels, self.pixels
+        if self.permuted == "y":
+            return Axes(self.rows, pixels, channels, x, channels, pixels * y, y)
+        if self.permuted == "x":
+            return Axes(channels, pixels, self.columns, pixels * x, x, y, channels)
+        return Axes(self.rows, self.images, self.columns, x, self.x.stride, y, self.y.stride)
 
     @property
     def args(self) -> list[int]:

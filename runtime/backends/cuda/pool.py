@@ -96,7 +96,8 @@ def pool_backward(op: Op, arrays: Arrays, kernels: Kernels, stream: Any) -> None
         kernels.launch("pool_pixels_backward", _pixel_blocks(dx, groups), [*args, _mode(op), adds], stream)
     elif _is_global_average(op, dx):
         rows = Rows.images(dx)
-        args = [*_places(dy, dx), prod(dx.shape[2:]), *rows.args, adds]
+        hw = prod(dx.shape[2:])
+        args = [*_places(dy, dx), hw, inverse(hw), *rows.args, adds]
         kernels.launch("pool_spread", rows.blocks, args, stream)
     else:
         _gather(op, [x, y, indices, dy, dx], kernels, stream)

@@ -5,7 +5,7 @@ memory; see pool.py.
     inverse(27)                      # what `quotient` of pool.cu multiplies by
 
 TILE_<rows>x<columns>: outputs a thread; in backward blocks of stride x stride pixels. PLANES_<KiB>: bytes of planes
-that a block takes.
+that a block takes. TURNS_<KiB>: bytes of them as float32 in backward, to which windows add in turns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.launch import INDEX_LIMIT, POOL_GROUP, POOL_ROWS, THREADS, by, wide
 from vdnn.runtime.backends.cuda.source import constants, source
 
-PLANES_STRIP = constants(source())["PLANES_STRIP"]
+PLANES_STRIP, TURNS_WINDOWS = (constants(source())[name] for name in ("PLANES_STRIP", "TURNS_WINDOWS"))
 PIXELS, OUTPUTS = 1, 2
 """enum Aligned of pool_fixed.cu."""
 FIXED = frozenset(((2, 2, 0), (3, 2, 0), (3, 2, 1), (3, 1, 1)))
@@ -33,12 +33,14 @@ GRADIENT_TILES: Mapping[tuple[int, int], tuple[str, ...]] = {
     (3, 2): ("1x1", "2x1"),
     (3, 1): ("2x2", "2x1"),
 }
-PLANE_KIBS = (16, 8, 4)
-"""A block's share of the planes, that which is best for large batches first."""
+TURN_KIBS = (28, 14, 7)
+"""A block's share of the planes in backward by turns, as float32, that which is best for large batches first."""
+PLANE_KIBS = {False: (16, 8, 4), True: (32, 16, 8)}
+"""A block's share of the planes in forward, and in backward (True), that which is best for large batches first."""
 MANY_BLOCKS = 1024
 """That keep a GPU busy: with fewer a smaller share may be better."""
-LONG_ROW = 64
-"""From so many pixels a row on planes of aligned rows need no shared memory."""
+MANY_SHARES = {False: 400, True: 800}
+"""As MANY_BLOCKS, of planes: three for each multiprocessor of the largest GPUs, or as many as it holds at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,21 +165,36 @@ def _tile_launch(pooled: Pooled, label: str, width: int, threads: int) -> Callab
 
 def _planes(pooled: Pooled) -> dict[str, Callable[[], Launch]]:
     found: dict[str, Callable[[], Launch]] = {}
-    shares = {kib: share for kib in PLANE_KIBS if (share := _share(pooled, 1024 * kib)) is not None}
-    enough = [kib for kib, share in shares.items() if share.blocks >= MANY_BLOCKS]
+    kibs, many = PLANE_KIBS[pooled.is_backward], MANY_SHARES[pooled.is_backward]
+    shares = {kib: share for kib in kibs if (share := _share(pooled, 1024 * kib)) is not None}
+    enough = [kib for kib, share in shares.items() if share.blocks >= many]
     first = enough[0] if enough else min(shares, default=0)
     for kib in sorted(shares, key=lambda kib: (kib != first, kib)):
         found[f"PLANES_{kib}"] = _planes_launch(pooled, shares[kib])
-    if (pooled.size, pooled.step, pooled.pad) in FIXED and aligned([pooled.pixels], []):
+    if pooled.is_backward and pooled.step == 2:
+        found = {**_turns(pooled), **found}
+    rows_by_fours = aligned([pooled.pixels], [array for array in pooled.given if array is not pooled.pixels])
+    if (pooled.size, pooled.step, pooled.pad) in FIXED and rows_by_fours & PIXELS:
         direct = {f"TILE_1x{POOL_GROUP}": _direct_launch(pooled)}
-        is_first = pooled.is_backward or (pooled.pixels.shape[3] >= LONG_ROW and pooled.step > 1)
+        is_first = pooled.step > 1
+        if pooled.is_backward:  # 16-bit numbers take it as many instructions as others
+            is_first = pooled.pixels.itemsize == 4 and bool(rows_by_fours & OUTPUTS)
         found = {**direct, **found} if is_first or not found else {**found, **direct}
     return found
 
 
+def _turns(pooled: Pooled) -> dict[str, Callable[[], Launch]]:
+    shares = {kib: share for kib in TURN_KIBS if (share := _turn_share(pooled, 256 * kib)) is not None}
+    enough = [kib for kib, share in shares.items() if share.blocks >= MANY_SHARES[True]]
+    first = enough[0] if enough else min(shares, default=0)
+    ordered = sorted(shares, key=lambda kib: (kib != first, kib))
+    return {f"TURNS_{kib}": _turns_launch(pooled, shares[kib]) for kib in ordered}
+
+
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Of a block: `group` whole planes, or `band` of `rows` rows of one; a row has `columns` strips."""
+    """Of a block: `group` whole planes, or `band` of `rows` rows of one; a row has `columns` strips, each of `strip`
+    rows of the band."""
 
     images: int
     planes: int
@@ -185,20 +202,34 @@ class _Share:
     band: int
     rows: int
     columns: int
+    strip: int
+
+    @property
+    def groups(self) -> int:
+        """Of planes of an image."""
+        return -(-self.planes // self.group)
+
+    @property
+    def bands(self) -> int:
+        """Of a plane."""
+        return -(-self.rows // self.band)
+
+    @property
+    def strips(self) -> int:
+        """Of a column of a band."""
+        return -(-self.band // self.strip)
 
     @property
     def blocks(self) -> int:
-        return self.images * -(-self.planes // self.group) * -(-self.rows // self.band)
+        return self.images * self.groups * self.bands
 
 
 def _share(pooled: Pooled, limit_bytes: int) -> _Share | None:
     """As much as `limit_bytes` hold; None if not even one row fits."""
-    n, c, h, w = pooled.pixels.shape
+    h, w = pooled.pixels.shape[2:]
     p, q = pooled.outputs.shape[2:]
     each = pooled.pixels.itemsize
-    images, planes = n, c
-    if all(array.is_contiguous for array in pooled.given) and n * c * h * w < INDEX_LIMIT:
-        images, planes = 1, n * c
+    images, planes = _images(pooled)
     if pooled.is_backward:
         (rows, columns), output_bytes = _blocks_of_pixels(pooled), each + 1 + (each if pooled.mask else 0)
         before = (pooled.size - 1) // pooled.step
@@ -208,11 +239,44 @@ def _share(pooled: Pooled, limit_bytes: int) -> _Share | None:
     else:
         rows, columns, plane_bytes, row_bytes = p, q, h * w * each, pooled.step * w * each
         more_bytes = (pooled.size - pooled.step) * w * each
+    group, band = 1, rows
     if plane_bytes <= limit_bytes:
         group = min(planes, limit_bytes // plane_bytes)
-        return _Share(images, planes, _evened(planes, group), rows, rows, columns)
-    band = (limit_bytes - more_bytes) // row_bytes
-    return _Share(images, planes, 1, _evened(rows, band), rows, columns) if band > 0 else None
+        at_once = THREADS // columns  # planes of which threads have a column each
+        if pooled.is_backward and group > at_once > 0:
+            group = group // at_once * at_once
+        group = _evened(planes, group)
+    else:
+        band = (limit_bytes - more_bytes) // row_bytes
+        if band <= 0:
+            return None
+        band = _evened(rows, band)
+    strip = PLANES_STRIP
+    if pooled.is_backward:  # as long as leaves no thread idle, in whole turns of its loop
+        turn = (pooled.size - 1) // pooled.step + 1
+        strip = -(-band // max(THREADS // (group * columns), 1) // turn) * turn
+    return _Share(images, planes, group, band, rows, columns, strip)
+
+
+def _turn_share(pooled: Pooled, most_pixels: int) -> _Share | None:
+    """So many pixels, as far as the threads can hold their windows; None if not even one row fits."""
+    h, w = pooled.pixels.shape[2:]
+    p, q = pooled.outputs.shape[2:]
+    images, planes = _images(pooled)
+    rows, most_windows = _blocks_of_pixels(pooled)[0], THREADS * TURNS_WINDOWS
+    group, band = min(planes, most_pixels // (h * w), most_windows // (p * q)), rows
+    if group == 0:
+        band = min(most_pixels // (pooled.step * w), most_windows // q - (pooled.size - 1) // pooled.step)
+        if band <= 0:
+            return None
+    return _Share(images, planes, _evened(planes, max(group, 1)), _evened(rows, band), rows, q, band)
+
+
+def _images(pooled: Pooled) -> tuple[int, int]:
+    """Images, and planes of each; one image if all lie without gaps."""
+    n, c, h, w = pooled.pixels.shape
+    is_one = all(array.is_contiguous for array in pooled.given) and n * c * h * w < INDEX_LIMIT
+    return (1, n * c) if is_one else (n, c)
 
 
 def _evened(count: int, most: int) -> int:
@@ -224,10 +288,22 @@ def _planes_launch(pooled: Pooled, share: _Share) -> Callable[[], Launch]:
     def launch() -> Launch:
         args = [value for array in pooled.arrays for value in ((array.ptr, array.image_stride) if array else (0, 0))]
         args += [*pooled.pixels.shape[2:], *pooled.outputs.shape[2:], pooled.pad]
-        args += [share.planes, share.group, share.band, share.rows, share.columns]
-        args += [inverse(share.columns), inverse(-(-share.band // PLANES_STRIP))]
+        args += [share.planes, share.group, share.groups, share.band, share.bands, share.rows, share.columns]
+        args += [share.strip, share.strips, *map(inverse, (share.columns, share.strips, share.bands, share.groups))]
         kernel = f"pool_planes_{'gradient' if pooled.is_backward else 'forward'}_{pooled.size}_{pooled.step}"
         return Launch(kernel, share.blocks, args)
+
+    return launch
+
+
+def _turns_launch(pooled: Pooled, share: _Share) -> Callable[[], Launch]:
+    def launch() -> Launch:
+        p, q = pooled.outputs.shape[2:]
+        args = [value for array in pooled.arrays for value in ((array.ptr, array.image_stride) if array else (0, 0))]
+        args += [*pooled.pixels.shape[2:], p, q, pooled.pad]
+        args += [share.planes, share.group, share.groups, share.band, share.bands, share.rows]
+        args += map(inverse, (q, p, share.bands, share.groups))
+        return Launch(f"pool_turns_{pooled.size}_{pooled.step}", share.blocks, args)
 
     return launch
 

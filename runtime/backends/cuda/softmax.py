@@ -1,4 +1,5 @@
-"""Softmax on the GPU, by rows or by columns, and how many blocks share a row; see softmax.cu, softmax_columns.cu.
+"""Softmax on the GPU, by rows or by columns, and how many blocks share a row; see softmax.cu, softmax_parts.cu and
+softmax_columns.cu.
 
     softmax_forward(op, {"x": x, "y": y, "workspace": workspace}, kernels, stream)
     launch_rows(op, arrays, x, Head(probs=probs), kernels, stream)
@@ -25,13 +26,17 @@ _CONSTANTS = constants(source())
 SHORT_LANES, WARP = _CONSTANTS["SHORT_LANES"], _CONSTANTS["WARP"]
 SHORT, MIDDLE = SHORT_LANES * _CONSTANTS["SHORT_HELD"], WARP * _CONSTANTS["WARP_HELD"]
 ROW = THREADS * _CONSTANTS["BLOCK_HELD"]
-PART = THREADS * _CONSTANTS["PART_HELD"]
-"""Most scores of a row that SHORT_LANES threads take, a warp, a block of softmax_rows, and one of softmax_parts."""
+PART, LOADS, LONG_LOADS = THREADS * _CONSTANTS["PART_HELD"], _CONSTANTS["PART_LOADS"], _CONSTANTS["LONG_LOADS"]
+"""Most scores of a row that SHORT_LANES threads take, a warp, a block of softmax_rows, and a block of the others if it
+loads one by one; loads of 16 bytes of a thread there."""
+AHEAD = 192
+"""Parts by which finding is ahead of storing, beside those of a row. A GPU has some 500 blocks at once; the more, the
+less a block waits, and the more of what lies between must stay in the cache: 32 KiB a part."""
 COLUMN_IMAGES = _CONSTANTS["COLUMN_IMAGES"]
 COLUMN_BLOCKS, COLUMN_SPLITS, COLUMN_SHARE = 1024, 512, 32
 """Blocks that fill a GPU, most shares of a column, and fewest categories of one."""
-PARTIAL_BYTES, FLAG_BYTES = 24, 4
-"""Of what a block finds, and of a counter."""
+PARTIAL_BYTES, WHOLE_BYTES, COUNT_BYTES = 16, 8, 4
+"""Of what a block finds, of what is known of a row, and of a counter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +84,8 @@ def launch_rows(op: Op, arrays: Arrays, x: DeviceArray, head: Head, kernels: Ker
     n, k = x.shape[0], x.image_size
     moved = [x] if head.y is None else [x, head.y]
     width = wide(*moved)
-    whole = k % width == 0 and by(width, *moved, rows=n) and head.probs % WIDE_BYTES == 0
-    width = width if whole else 1
+    aligned = k % width == 0 and by(width, *moved, rows=n) and head.probs % WIDE_BYTES == 0
+    width = width if aligned else 1
     y, y_stride = (0, 0) if head.y is None else (head.y.ptr, head.y.image_stride)
     places = [head.labels, head.step, head.probs, head.loss, head.correct, y, y_stride]
     rule = [head.smoothing, head.smoothing / k, 1 - head.smoothing, head.weight, head.accumulate]
@@ -89,36 +94,41 @@ def launch_rows(op: Op, arrays: Arrays, x: DeviceArray, head: Head, kernels: Ker
         lanes = SHORT_LANES if k <= SHORT else WARP if k <= MIDDLE else THREADS
         kernels.launch("softmax_rows", -(-n * lanes // THREADS), [*args, lanes, width], stream)
         return
-    name = "softmax_loss_parts" if head.labels else "softmax_parts"
+    most = PART if width == 1 else THREADS * LOADS * width
     args = args if head.labels else [x.ptr, x.image_stride, y, y_stride, n, k]
-    splits, part = _parts(k)
-    if splits == 1:
-        kernels.launch(name, n, [*args, 1, part, 0, 0, 0, False, width], stream)
-        return
-    arrived = workspace(op, arrays, _rows_bytes(n, k))
-    done = arrived + FLAG_BYTES * n
-    partials = arrived + _flags_bytes(n, splits)
-    fill(kernels, arrived, _flags_bytes(n, splits), 0, stream)
-    for again in (False, True):
-        kernels.launch(name, n * splits, [*args, splits, part, partials, arrived, done, again, width], stream)
+    if k <= most:
+        kernels.launch("softmax_loss_block" if head.labels else "softmax_block", n, [*args, width], stream)
+    elif width > 1 and k <= THREADS * LONG_LOADS * width and not head.labels:
+        kernels.launch("softmax_long_block", n, args, stream)
+    else:
+        splits, part = _parts(k, most)
+        whole = workspace(op, arrays, _rows_bytes(n, k))
+        arrived = whole + WHOLE_BYTES * n
+        partials = whole + _counts_bytes(n)
+        fill(kernels, whole, _counts_bytes(n), 0, stream)
+        ahead = min(splits + AHEAD, n * splits)
+        args += [splits, ahead, part, whole, arrived, arrived + COUNT_BYTES * n, partials, width]
+        name = "softmax_loss_parts" if head.labels else "softmax_parts"
+        kernels.launch(name, n * splits + ahead, args, stream)
 
 
-def _parts(k: int) -> tuple[int, int]:
-    """Blocks of a long row, and scores of each but maybe the last; a multiple of what a thread loads at once."""
-    splits = -(-k // PART)
+def _parts(k: int, most: int) -> tuple[int, int]:
+    """Parts of a long row, of `most` scores at most, and scores of each but maybe the last; a multiple of what a thread
+    loads at once."""
+    splits = -(-k // most)
     part = -(-k // (splits * WIDE_BYTES)) * WIDE_BYTES
     return -(-k // part), part
 
 
 def _rows_bytes(n: int, k: int) -> int:
-    """Bytes in which the blocks of a row tell each other what they found; 0 where a row has one block."""
-    splits = _parts(k)[0] if k > ROW else 1
-    return 0 if splits == 1 else _flags_bytes(n, splits) + PARTIAL_BYTES * n * splits
+    """Bytes in which the blocks of a row tell each other what they found, at most; 0 where a row has one block."""
+    return 0 if k <= PART else _counts_bytes(n) + PARTIAL_BYTES * n * _parts(k, PART)[0]
 
 
-def _flags_bytes(n: int, splits: int) -> int:
-    """Bytes of the counters of rows and parts, a multiple of what a thread stores at once."""
-    return -(-FLAG_BYTES * n * (1 + splits) // WIDE_BYTES) * WIDE_BYTES
+def _counts_bytes(n: int) -> int:
+    """Bytes of what is known of rows, of a counter of each, and of one of all blocks; a multiple of what a thread
+    stores at once."""
+    return -(-((WHOLE_BYTES + COUNT_BYTES) * n + COUNT_BYTES) // WIDE_BYTES) * WIDE_BYTES
 
 
 def rows_bytes(shape: Shape, layout: str) -> int:

@@ -31,7 +31,7 @@ __device__ __forceinline__ void join_column(float& largest, double& total) {
     for (u32 r = 0; r < COLUMN_ROWS; ++r) found = fmaxf(found, most[r * COLUMN_IMAGES + lane]);
     double sum = 0;
     for (u32 r = 0; r < COLUMN_ROWS; ++r)
-        sum += held[r * COLUMN_IMAGES + lane] * Meeting::relative(most[r * COLUMN_IMAGES + lane], found);
+        sum += held[r * COLUMN_IMAGES + lane] * relative(most[r * COLUMN_IMAGES + lane], found);
     largest = found, total = sum;
     __syncthreads();
 }
@@ -39,7 +39,7 @@ __device__ __forceinline__ void join_column(float& largest, double& total) {
 // Adds `more`, whose exponentials are relative to `its`, to a sum whose own are relative to `largest`.
 __device__ __forceinline__ void add_column(float& largest, double& total, float its, double more) {
     const float both = fmaxf(largest, its);
-    total = total * Meeting::relative(largest, both) + more * Meeting::relative(its, both);
+    total = total * relative(largest, both) + more * relative(its, both);
     largest = both;
 }
 
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_columns_sum(
 #pragma unroll
         for (int j = 0; j < COLUMN_LOADS; ++j) most = fmaxf(most, value[j]);
 #pragma unroll
-        for (int j = 0; j < COLUMN_LOADS; ++j) sum += Meeting::relative(value[j], most);
+        for (int j = 0; j < COLUMN_LOADS; ++j) sum += relative(value[j], most);
         add_column(largest, total, most, sum);
     }
     join_column(largest, total);
@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) softmax_columns(
 #pragma unroll
         for (int j = 0; j < COLUMN_LOADS; ++j) {
             const int i = first + j * COLUMN_ROWS;
-            if (i < at.end) y[i64(i) * n + at.image] = Meeting::relative(value[j], largest) * factor;
+            if (i < at.end) y[i64(i) * n + at.image] = relative(value[j], largest) * factor;
         }
     }
 }
