@@ -103,7 +103,8 @@ class Searches:
         self.opened: dict[tuple[str, str], Search] = {}
 
     def of(self, precision: str, layout: str) -> Search:
-        """The search of a precision and layout, whose times are kept where training finds them."""
+        """The search of a precision and layout, whose times are kept where training finds them, but for TF32 in NHWC,
+        where training has filter gradients beside cuDNN's."""
         if (precision, layout) not in self.opened:
             facts, version = self.probe.facts(), self.handle.api.shared_library.version
             key = {"gpu": facts["gpu"], "driver": facts["driver"], "cudnn": version, "layout": layout}

@@ -113,6 +113,13 @@ def test_each_layout_has_a_table_under_the_key_that_it_always_had(device: Device
     assert measures.of("CHWN").search.path not in {measures.of(layout).search.path for layout in ("NCHW", "NHWC")}
     assert measures.of("CHWN") is measures.of("CHWN")
     assert "kernels" in measures.of("CHWN").search.key, "other kernels are measured anew"
+    assert "taps" not in measures.of("NHWC").search.key
+    in_tf32 = replace(measures, precision="tf32", _opened={})
+    assert {layout: "taps" in in_tf32.of(layout).search.key for layout in ("NCHW", "NHWC", "CHWN")} == {
+        "NCHW": False,
+        "NHWC": True,
+        "CHWN": False,
+    }
     measures.of("NHWC").search.keep_op("an op", 1.0)
     measures.flush()
     assert opened(device).of("NHWC").search.ops == {"an op": 1.0}

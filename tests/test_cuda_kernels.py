@@ -96,8 +96,8 @@ def test_nor_does_it_in_chwn(kind: str) -> None:
 def test_every_kernel_is_run(dtype: str) -> None:
     if not RUN[dtype]:
         pytest.skip("the test of all kinds was not run")
-    columns = {"softmax_columns", "softmax_columns_sum"}
-    elsewhere = {"fill_bytes", "check_bytes", "transform_bricks"} | columns  # which have tests of their own
+    columns, taps = {"softmax_columns", "softmax_columns_sum"}, {"tap_rows", "tap_sums"}
+    elsewhere = {"fill_bytes", "check_bytes", "transform_bricks"} | columns | taps  # which have tests of their own
     assert RUN[dtype] | elsewhere == set(signatures(source()))
 
 

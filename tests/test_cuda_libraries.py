@@ -71,7 +71,7 @@ def code(c_type: str) -> str:
     pointer = re.fullmatch(r"(cudnn|cublas)(Handle|(Tensor|Filter|Convolution|Pooling)Descriptor)_t", plain)
     if "*" in plain or pointer or plain in ("cudnnBackendDescriptor_t", "cudaStream_t"):
         return "p"
-    return {"size_t": "z", "int64_t": "q"}.get(plain, "i")
+    return {"size_t": "z", "int64_t": "q", "long long int": "q"}.get(plain, "i")
 
 
 # against the headers of the wheels
@@ -96,6 +96,7 @@ def test_cublas_signatures_are_those_of_the_header(library: CudnnLibrary) -> Non
         "CUBLAS_TF32_TENSOR_OP_MATH": cublas_module.TF32_MATH,
         "CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION": cublas_module.WIDE_SUMS_MATH,
         "CUBLAS_COMPUTE_32F": cublas_module.COMPUTE_32F,
+        "CUBLAS_COMPUTE_32F_FAST_TF32": cublas_module.COMPUTE_32F_FAST_TF32,
         "CUBLAS_GEMM_DEFAULT": cublas_module.GEMM_DEFAULT,
     }
     for name, mode in modes.items():

@@ -38,6 +38,8 @@ from vdnn.runtime.backends.cuda.pinned import PinnedSlab
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, LINEAR_KINDS, Products
 from vdnn.runtime.backends.cuda.rates import known_rates, measure_rates, peak_gflops, rates_words
 from vdnn.runtime.backends.cuda.search import Search, cache_folder
+from vdnn.runtime.backends.cuda.tap_lanes import Lanes
+from vdnn.runtime.backends.cuda.taps import TapPlans
 from vdnn.runtime.bfloat16 import as_numbers, as_stored, host_dtype
 from vdnn.runtime.config import PRECISIONS
 from vdnn.runtime.held import Held
@@ -84,8 +86,9 @@ class CudaBackend:
         self._handle = Handle()
         self._handle.set_stream(compute.ptr)
         self._cublas = Cublas(precision=precision)
-        self._products = Products(self._handle, self._cublas)
         self._kernels = KernelSet(PRECISIONS[precision][0])
+        lanes = Lanes(compute) if precision == "tf32" else None
+        self._products = Products(self._handle, self._cublas, TapPlans(self._cublas, self._kernels, compute, lanes))
         self._events: dict[int, Any] = {}
         self._slab = self._first_wrong = 0
         self._guards: list[str] = []

@@ -40,6 +40,14 @@ SIGNATURES: Mapping[str, tuple[Any, ...]] = {
         *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int),  # beta, c
         *(ctypes.c_int, ctypes.c_int),  # type of the sums, algorithm
     ),
+    "cublasGemmStridedBatchedEx": (
+        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),  # handle, transpose a and b
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int),  # m, n, k
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_longlong),  # alpha, a as above, stride
+        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_longlong),  # b
+        *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_longlong),  # beta, c
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int),  # count, type of the sums, algorithm
+    ),
     "cublasSgemm_v2": (
         *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),  # handle, transpose a and b
         *(ctypes.c_int, ctypes.c_int, ctypes.c_int),  # m, n, k
@@ -66,7 +74,7 @@ MATH: Mapping[str, int] = {
 DATA_TYPES: Mapping[str, int] = {"float32": 0, "float16": 2, "bfloat16": 14}
 """cudaDataType_t by dtype."""
 
-COMPUTE_32F, GEMM_DEFAULT = 68, -1
+COMPUTE_32F, COMPUTE_32F_FAST_TF32, GEMM_DEFAULT = 68, 77, -1
 """Values of cublasComputeType_t and cublasGemmAlgo_t."""
 
 STATUS: Mapping[int, tuple[str, str]] = {
@@ -97,9 +105,9 @@ class CublasError(VdnnError):
 
     def __init__(self, status: int, call: str, about: str = ""):
         self.status, self.call, self.about = status, call, about
-        name, cause = STATUS.get(status, ("unknown status", "report this text"))
+        self.status_name, cause = STATUS.get(status, ("unknown status", "report this text"))
         what = f" for {about}" if about else ""
-        super().__init__(f"{call} returned {name} ({status}){what}; likely cause and next step: {cause}")
+        super().__init__(f"{call} returned {self.status_name} ({status}){what}; likely cause and next step: {cause}")
 
 
 def recommended_workspace_bytes(compute_major: int) -> int:
@@ -170,6 +178,33 @@ class Cublas:
         operands = (b_ptr, ab, rows_b, a_ptr, ab, rows_a, beta, c_ptr, c, n)
         words = f"{about}, {dtype} to {out_dtype}"
         self._call("cublasGemmEx", *head, *operands, COMPUTE_32F, GEMM_DEFAULT, about=words)
+
+    def gemm_of_rows(
+        self,
+        shape: tuple[int, int, int],
+        pointers: tuple[int, int, int],
+        rows: tuple[int, int, int],
+        strides: tuple[int, int, int],
+        count: int,
+    ) -> None:
+        """c[i] = a[i] b[i]ᵀ for i < count in TF32, of float32 numbers: sums along the rows of both operands.
+
+        Args:
+            shape: (m, n, k) of a[i] (m, k), b[i] (n, k) and c[i] (m, n).
+            pointers: device addresses of a[0], b[0] and c[0]; c overlaps neither.
+            rows: elements from row to row of a, b and c.
+            strides: elements from a[i] to a[i + 1], and so on.
+        """
+        m, n, k = shape
+        (a, b, c), (row_a, row_b, row_c), (step_a, step_b, step_c) = pointers, rows, strides
+        kind = DATA_TYPES["float32"]
+        self._call(
+            "cublasGemmStridedBatchedEx",
+            # columns first, as in gemm
+            *(self.pointer, 1, 0, n, m, k, ctypes.byref(_ONE), b, kind, row_b, step_b, a, kind, row_a, step_a),
+            *(ctypes.byref(_ZERO), c, kind, row_c, step_c, count, COMPUTE_32F_FAST_TF32, GEMM_DEFAULT),
+            about=f"{count} times c of shape ({m}, {n}) with sums over {k}",
+        )
 
     def close(self) -> None:
         """Give the context back. A second call does nothing."""

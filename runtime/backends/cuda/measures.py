@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vdnn.runtime.backends.cuda import taps
 from vdnn.runtime.backends.cuda.chwn_plans import MODULE, ChwnPlans
 from vdnn.runtime.backends.cuda.kernels import KernelSet
 from vdnn.runtime.backends.cuda.op_times import OpTimes
@@ -75,6 +76,8 @@ class MeasuresByLayout:
         if own:
             products = plans = ChwnPlans(self.kernels, self.stream)
             key |= {"kernels": plans.kernels_digest()}
+        elif (layout, self.precision, self.candidates) == ("NHWC", "tf32", "all"):
+            key |= {"taps": taps.VERSION}
         search = Search(
             products,
             key,

@@ -28,6 +28,7 @@ from vdnn.runtime.backends.cuda.cudnn_conv import ConvPlan, ConvProblem
 from vdnn.runtime.backends.cuda.cudnn_graph import FUSED
 from vdnn.runtime.backends.cuda.launch import Kernels
 from vdnn.runtime.backends.cuda.prepare import filter_prepare, store_filter_gradient
+from vdnn.runtime.backends.cuda.taps import TAPS, TapPlans
 
 CONV_KINDS = {
     "conv.forward": ("forward", "x", "w", "y"),
@@ -125,17 +126,20 @@ def _aligned(nbytes: int) -> int:
 
 
 class Products:
-    """Runs conv.* and linear.* ops on the stream that the handles are bound to."""
+    """Runs conv.* and linear.* ops on the stream that the handles are bound to.
 
-    def __init__(self, handle: Handle, cublas: Cublas):
-        self.handle, self.cublas = handle, cublas
+    taps: makes filter gradients that cuDNN does not have, on the same stream; None for cuDNN's alone.
+    """
+
+    def __init__(self, handle: Handle, cublas: Cublas, taps: TapPlans | None = None):
+        self.handle, self.cublas, self.taps = handle, cublas, taps
         self._plans: dict[tuple[ConvProblem, str], ConvPlan] = {}
 
     def plans(
         self, problem: ConvProblem, *, tensor_cores: bool = False, named_only: bool = False, most: int | None = None
     ) -> list[ConvPlan]:
         """Every candidate for `problem`: cuDNN's named algorithms, then the graph API's in its heuristic order, then
-        those that apply its epilogue.
+        those that apply its epilogue, then those of `taps`.
 
         With `named_only` the first alone. Those with notes of arithmetic below fp32 are among them only with
         `tensor_cores`. Of the graph API's `most` at most with the epilogue and as many without. CudnnError if there is
@@ -159,6 +163,8 @@ class Products:
                 found += make()
             except CudnnError as error:  # this cuDNN has no engine, or no named algorithm, for such a case
                 refused.append(error)
+        if self.taps is not None and tensor_cores and not named_only:
+            found += self.taps.plans(problem)
         if not found and refused:
             raise refused[0]
         return found
@@ -212,6 +218,9 @@ class Products:
     def _plan(self, problem: ConvProblem, algorithm: str) -> ConvPlan:
         key = (problem, algorithm)
         if key not in self._plans:
+            if self.taps is not None and algorithm.startswith(TAPS):
+                self._plans[key] = self.taps.plan(problem, algorithm)
+                return self._plans[key]
             by_graph = algorithm.startswith((GRAPH_LABEL, FUSED))
             make = cudnn_graph.plan if by_graph else cudnn_conv.plan
             self._plans[key] = make(self.handle, problem if algorithm.startswith(FUSED) else problem.plain, algorithm)

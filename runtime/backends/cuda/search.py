@@ -4,8 +4,9 @@
     search.candidates(conv_problem(op, arrays))      # fastest first; addresses are the search's own
 
 Candidates are cuDNN's named algorithms and, of the graph API, the first eight that its heuristic names, those without
-workspace, and those that need far less of it. One that fails, or whose results differ from float64 by more than its
-precision allows, or from those of another candidate, is left out and named.
+workspace, and those that need far less of it; of filter gradients in TF32 those of taps.py too. One that fails, or
+whose results differ from float64 by more than its precision allows, or from those of another candidate, is left out and
+named.
 
 A time is that of the whole op: where vdnn's own kernels have to finish what cuDNN leaves undone (bias and activation, a
 filter gradient to be widened), the time their bytes take is added.
@@ -26,6 +27,7 @@ from vdnn.errors import VdnnError
 from vdnn.layers.tensor import DTYPE_BYTES
 from vdnn.memory.costs import Candidate
 from vdnn.runtime.algorithm_table import AlgorithmTable, Measured, read_table
+from vdnn.runtime.backends.cuda.cublas import CublasError
 from vdnn.runtime.backends.cuda.cudnn import CudnnError, Handle
 from vdnn.runtime.backends.cuda.cudnn_conv import ConvPlan, ConvProblem
 from vdnn.runtime.backends.cuda.cudnn_graph import FUSED, INEXACT
@@ -199,7 +201,7 @@ class Search:
             rest_ms = self.rest_ms(trial.problem, plan.algorithm)
             try:
                 result = trial.run(plan, best - rest_ms)
-            except CudnnError as error:  # one candidate that fails is one candidate less; the next is tried
+            except (CudnnError, CublasError) as error:  # one that fails is one candidate less; the next is tried
                 left_out[plan.algorithm] = error.status_name
                 continue
             if result.error > TOLERANCE[self.precision]:  # Winograd with large tiles, say: fast, but not fp32

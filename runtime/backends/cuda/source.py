@@ -35,6 +35,7 @@ FILES = (
     "relu.cu",
     "bias.cu",
     "prepare.cu",
+    "taps.cu",
     "pool.cu",
     "pool_fixed.cu",
     "pool_pixels.cu",
