@@ -27,7 +27,7 @@ from vdnn.bench.harness import write_results
 from vdnn.bench.study_cases import CHWN, LAYOUTS, pools
 from vdnn.bench.study_clock import Clock, aligned
 from vdnn.bench.study_pool_gpu import Bench
-from vdnn.errors import VdnnError
+from vdnn.errors import ConfigError
 from vdnn.layers.op import Op, Program
 from vdnn.layers.tensor import DTYPE_BYTES, Shape, TensorSpec
 from vdnn.runtime.backends.cpu.kernels import KERNELS
@@ -320,7 +320,7 @@ def _chosen(words: Sequence[str]) -> tuple[list[str], tuple[str, str]]:
         del rest[at : at + 2]
     direction, _, layout = named.partition(":")
     if direction not in ("", "forward", "backward") or layout not in ("", *LAYOUTS):
-        raise VdnnError(
+        raise ConfigError(
             f"--only {named}: expected forward or backward, a colon and one of {', '.join(LAYOUTS)}, as in "
             "--only backward:NCHW"
         )

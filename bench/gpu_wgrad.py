@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -170,12 +171,35 @@ def words(row: Row, beside: float | None) -> str:
     return f"{text} {row.problem}".rstrip()
 
 
+def _case(text: str) -> str:
+    """Five whole numbers above 0 and colons."""
+    if not re.fullmatch(r"[1-9]\d*(:[1-9]\d*){4}", text):
+        raise argparse.ArgumentTypeError(
+            f"expected images, channels, size, filters and window as {CASES[0]}, got '{text}'"
+        )
+    return text
+
+
+def _shares(text: str) -> str:
+    """As in the label of a plan."""
+    if not re.fullmatch(r"([1-9]\d*x)?[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"expected a number of shares as 8, or 3x11 with taps beside, got '{text}'")
+    return text
+
+
 def main(argv: Sequence[str] | None = None, lab: Lab | None = None) -> int:
     """Print a line a measurement; 1 if a result is wrong."""
     parser = argparse.ArgumentParser(prog="python -m vdnn.bench.gpu_wgrad", description=__doc__.partition("\n")[0])
     text = f"default: {' '.join(CASES)}"
-    parser.add_argument("cases", nargs="*", metavar="N:C:SIZE:K:WINDOW", default=list(CASES), help=text)
-    parser.add_argument("--shares", nargs="+", default=[], help="in how many each sum is cut, such as 8 16 3x11")
+    parser.add_argument("cases", nargs="*", type=_case, metavar="N:C:SIZE:K:WINDOW", default=list(CASES), help=text)
+    parser.add_argument(
+        "--shares",
+        nargs="+",
+        type=_shares,
+        default=[],
+        metavar="COUNT",
+        help="in how many each sum is cut, such as 8 16 3x11",
+    )
     parser.add_argument("--cudnn", choices=("none", "named", "all"), default="all", help="candidates (default: all)")
     parser.add_argument("--seconds", type=float, default=240.0, help="for all of it (default: 240)")
     options = parser.parse_args(argv)

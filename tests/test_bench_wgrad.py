@@ -88,3 +88,14 @@ def test_cases_are_those_of_the_training_networks() -> None:
         problem = gpu_wgrad.problem_of(case)
         assert problem.y[2:] == problem.x[2:]
         assert TapPlans(None, None, None).plans(problem), case  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["1:2"], "expected images, channels, size"), (["--shares", "3y"], "expected a number of shares")],
+)
+def test_words_that_make_no_sense_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpu_wgrad.main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
