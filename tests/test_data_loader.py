@@ -11,7 +11,7 @@ import pytest
 
 from vdnn.errors import DataError
 from vdnn.runtime.config import DataConfig
-from vdnn.runtime.data import batches, epoch_order, open_source, steps_per_epoch
+from vdnn.runtime.data import batches, epoch_order, loader, open_source, steps_per_epoch
 from vdnn.runtime.data.hashing import words
 
 MNIST = (1, 28, 28)
@@ -112,7 +112,8 @@ def test_batches_follow_the_order_from_where_it_was_left(start, drop_last, sizes
     assert [int(label) for _, y in got for label in y] == [2 * i for i in seen]
 
 
-def test_batches_are_read_ahead_but_not_far_by_another_thread():
+def test_batches_are_read_ahead_but_not_far_by_another_thread(monkeypatch):
+    monkeypatch.setattr(loader, "READERS", 1)
     split = Slow(100)
     stream = batches(split, np.arange(100), 0, 10)
     next(stream)
@@ -124,6 +125,44 @@ def test_batches_are_read_ahead_but_not_far_by_another_thread():
     assert {name for name, _ in split.read} != {threading.current_thread().name}
     stream.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("data")]
+
+
+class Together(Slow):
+    """A split that gives nothing before so many threads ask for images at the same time."""
+
+    def __init__(self, count, threads):
+        super().__init__(count)
+        self.barrier = threading.Barrier(threads)
+
+    def images(self, indices):
+        self.barrier.wait(timeout=30)
+        return super().images(indices)
+
+
+def test_several_threads_read_and_the_order_stays(monkeypatch):
+    monkeypatch.setattr(loader, "READERS", 3)
+    split = Together(60, threads=3)
+    order = epoch_order(0, 0, 60)
+    got = list(batches(split, order, 0, 5))
+    assert [int(label) for _, y in got for label in y] == (2 * order).tolist()
+    assert len({name for name, _ in split.read}) == 3
+
+
+@pytest.mark.parametrize(("nbytes", "ahead"), [(10**6, 5), (120, 3), (1, 2)])
+def test_batches_ahead_are_limited_by_bytes(nbytes, ahead, monkeypatch):
+    """A batch of 10 images has 40 bytes."""
+    monkeypatch.setattr(loader, "READERS", 4)
+    monkeypatch.setattr(loader, "AHEAD_BYTES", nbytes)
+    split = Slow(200)
+    stream = batches(split, np.arange(200), 0, 10)
+    for _ in range(3):
+        next(stream)
+    deadline = time.monotonic() + 10
+    while len(split.read) < 3 + ahead and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert len(split.read) == 3 + ahead
+    stream.close()
 
 
 def test_an_error_while_reading_arrives_where_the_batch_is_used():

@@ -1,4 +1,4 @@
-"""The order of an epoch, and batches in that order, read ahead by a thread.
+"""The order of an epoch, and batches in that order, read ahead by threads.
 
 order = epoch_order(seed=0, epoch=3, n=len(split))
 for images, labels in batches(split, order, start=640, batch=64, drop_last=False): ...   # goes on after image 640
@@ -6,6 +6,7 @@ for images, labels in batches(split, order, start=640, batch=64, drop_last=False
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,8 +20,12 @@ from vdnn.runtime.data.hashing import words
 from vdnn.runtime.data.source import Split
 
 _ORDER_STREAM = 2**32
-READ_AHEAD = 2
-"""Batches that are ready or being read while one is used."""
+READERS = max(1, min(8, (os.cpu_count() or 1) // 2))
+"""Threads that read, each a batch at a time: a GPU takes less for a small network's step than one of them for a batch;
+the other cores are for computing."""
+READ_AHEAD, AHEAD_BYTES = 2, 2**28
+"""Batches that are ready or being read while one is used: so many, or as many as busy threads make ready, if their
+images take no more than so many bytes."""
 
 Batch = tuple[NDArray[np.uint8], NDArray[np.int32]]
 T = TypeVar("T")
@@ -45,6 +50,8 @@ def steps_per_epoch(images: int, batch: int, drop_last: bool) -> int:
 def batches(split: Split, order: NDArray[np.int64], start: int, batch: int, drop_last: bool = False) -> Iterator[Batch]:
     """Images (n, C, H, W) uint8 and labels (n,) int32, contiguous, in the order of `order[start:]`; not to be written.
 
+    The split is read by several threads at the same time.
+
     Args:
         start: images of the epoch already used.
         batch: images per batch; the last may have fewer, or is left out with `drop_last`.
@@ -55,17 +62,20 @@ def batches(split: Split, order: NDArray[np.int64], start: int, batch: int, drop
         indices = order[position : position + batch]
         return _frozen(split.images(indices)), _frozen(split.labels(indices))
 
-    with ThreadPoolExecutor(1, thread_name_prefix="data") as thread:
+    with ThreadPoolExecutor(READERS, thread_name_prefix="data") as threads:
         ahead: deque[Future[Batch]] = deque()
+        most = READ_AHEAD
         try:
             for position in range(start, end, batch):
-                ahead.append(thread.submit(read, position))
-                if len(ahead) > READ_AHEAD:
-                    yield ahead.popleft().result()
+                ahead.append(threads.submit(read, position))
+                if len(ahead) > most:
+                    found = ahead.popleft().result()
+                    most = max(READ_AHEAD, min(READERS + 1, AHEAD_BYTES // found[0].nbytes))
+                    yield found
             while ahead:
                 yield ahead.popleft().result()
         finally:
-            thread.shutdown(wait=False, cancel_futures=True)
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def with_next(items: Iterator[T]) -> Iterator[tuple[T, T | None]]:

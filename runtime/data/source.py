@@ -16,7 +16,7 @@ ImageShape = tuple[int, int, int]
 
 
 class Split(Protocol):
-    """The training or the test images."""
+    """The training or the test images; several threads may read at the same time."""
 
     def __len__(self) -> int:
         """Images in it."""
