@@ -11,18 +11,16 @@ is told too, and what of it bringing operands to rows, products, and adding part
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from vdnn.bench.command import command
+from vdnn.bench.harness import write_results
 from vdnn.layers.tensor import DTYPE_BYTES
 from vdnn.runtime.backends.cuda.cudnn_conv import ConvProblem
 from vdnn.runtime.backends.cuda.layout import Launch
@@ -91,7 +89,7 @@ class Lab:
     def __init__(self, probe: Any, taps: TapPlans, search: Search | None):
         self.probe, self.taps, self.search = probe, taps, search
 
-    def library(self, case: str) -> Iterator[Row]:
+    def cudnn(self, case: str) -> Iterator[Row]:
         """cuDNN's fastest."""
         problem = problem_of(case)
         for best in self.search.candidates(problem)[:1] if self.search is not None else ():
@@ -214,16 +212,15 @@ def main(argv: Sequence[str] | None = None, lab: Lab | None = None) -> int:
             print(f"out of time for {', '.join(options.cases[number:])}")
             break
         beside: float | None = None
-        for row in lab.library(case):
+        for row in lab.cudnn(case):
             beside = row.time_ms
             rows.append(row)
             print(words(row, None), flush=True)
         for row in lab.own(case, options.shares):
             rows.append(row)
             print(words(row, beside), flush=True)
-    if folder := os.environ.get("OUT"):
-        content: dict[str, Any] = {"facts": facts, "results": {"rows": [asdict(row) for row in rows]}}
-        Path(folder, "gpu_wgrad.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    started = " ".join(["python -m vdnn.bench.gpu_wgrad", *(sys.argv[1:] if argv is None else argv)])
+    write_results("gpu_wgrad.json", started, {"rows": [asdict(row) for row in rows], "machine": facts})
     return int(any(row.problem for row in rows))
 
 

@@ -50,10 +50,13 @@ def lab_of(device: Device, blas: HostCublas) -> gpu_wgrad.Lab:
     return gpu_wgrad.Lab(probe, TapPlans(blas.cublas, probe.kernels, probe.stream), search)
 
 
-def test_rows_tell_time_speed_and_parts(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(autouse=True)
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where results go."""
     monkeypatch.setenv("OUT", str(tmp_path))
+
+
+def test_rows_tell_time_speed_and_parts(device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blas = HostCublas(cuts=True)
     blas.on_product = tick(0.5)
     assert gpu_wgrad.main([CASE, "--shares", "2", "3"], lab_of(device, blas)) == 0
@@ -70,9 +73,7 @@ def test_rows_tell_time_speed_and_parts(
     assert "{'tap_sums': 32}" in said
 
 
-def test_wrong_results_are_told(
-    device: Device, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_results_are_told(device: Device, capsys: pytest.CaptureFixture[str]) -> None:
     blas = HostCublas()
     multiply = blas.multiply
     blas.multiply = lambda *args: multiply(*args[:5], args[5] - 4, *args[6:])  # type: ignore[method-assign]
