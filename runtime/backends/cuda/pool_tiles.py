@@ -165,11 +165,9 @@ def _tile_launch(pooled: Pooled, label: str, width: int, threads: int) -> Callab
 
 def _planes(pooled: Pooled) -> dict[str, Callable[[], Launch]]:
     found: dict[str, Callable[[], Launch]] = {}
-    kibs, many = PLANE_KIBS[pooled.is_backward], MANY_SHARES[pooled.is_backward]
+    kibs = PLANE_KIBS[pooled.is_backward]
     shares = {kib: share for kib in kibs if (share := _share(pooled, 1024 * kib)) is not None}
-    enough = [kib for kib, share in shares.items() if share.blocks >= many]
-    first = enough[0] if enough else min(shares, default=0)
-    for kib in sorted(shares, key=lambda kib: (kib != first, kib)):
+    for kib in _likeliest_first(shares, MANY_SHARES[pooled.is_backward]):
         found[f"PLANES_{kib}"] = _planes_launch(pooled, shares[kib])
     if pooled.is_backward and pooled.step == 2:
         found = {**_turns(pooled), **found}
@@ -185,10 +183,15 @@ def _planes(pooled: Pooled) -> dict[str, Callable[[], Launch]]:
 
 def _turns(pooled: Pooled) -> dict[str, Callable[[], Launch]]:
     shares = {kib: share for kib in TURN_KIBS if (share := _turn_share(pooled, 256 * kib)) is not None}
-    enough = [kib for kib, share in shares.items() if share.blocks >= MANY_SHARES[True]]
-    first = enough[0] if enough else min(shares, default=0)
-    ordered = sorted(shares, key=lambda kib: (kib != first, kib))
+    ordered = _likeliest_first(shares, MANY_SHARES[True])
     return {f"TURNS_{kib}": _turns_launch(pooled, shares[kib]) for kib in ordered}
+
+
+def _likeliest_first(shares: Mapping[int, _Share], many: int) -> list[int]:
+    """The sizes: of those that make `many` blocks the first, or else the smallest, then the others as they grow."""
+    enough = [kib for kib, share in shares.items() if share.blocks >= many]
+    first = enough[0] if enough else min(shares, default=0)
+    return sorted(shares, key=lambda kib: (kib != first, kib))
 
 
 @dataclass(frozen=True, slots=True)
