@@ -3,8 +3,9 @@
     python -m vdnn.bench.gpu_predict alexnet:128 vgg19:256:dyn:12GiB:fp32 resnet50:256:none:null:bf16
     python -m vdnn.bench.gpu_predict googlenet:128:conv:8GiB:tf32 -o memory.layout=nhwc
 
-A case is NETWORK[:BATCH[:POLICY[:LIMIT[:PRECISION]]]]. Predictions are those from parts alone, without what an earlier
-run has shown; the ratio is what such a run would keep as its calibration.
+A case is NETWORK[:BATCH[:POLICY[:LIMIT[:PRECISION]]]]. Predictions are what training says before its first step. On a
+GPU they come from whole steps, rehearsed then or seen by an earlier run; beside them stands what parts alone, ops that
+were measured one by one, add up to.
 
 gpu_predict.json, in the folder $OUT or the present one, has every case by its name, with -o and a --device that is not
 cuda; it is written after each, earlier cases are kept, and one that fails replaces none that was measured. Exit code 0
@@ -126,19 +127,18 @@ def _measure(
             trainer.step += 1
     finally:
         prepared.backend.close()
-    # where ops are not measured one by one, the prediction is of whole steps
-    measured_ops = prepared.backend.caps.measured_costs
-    predicted = prepared.predicted_step_ms() if measured_ops else trainer.predicted_step_ms
+    predicted = trainer.predicted_step_ms
     measured = median(times[WARM_UP:])
     return {
         "predicted_ms": predicted,
+        "parts_ms": prepared.predicted_step_ms(),
         "measured_ms": measured,
         "ratio": measured / predicted,
         "spread_ms": [min(times[WARM_UP:]), max(times[WARM_UP:])],
         "prepare_s": prepare_s,
         "slab_bytes": prepared.plans.slab_bytes,
         **_parts(prepared),
-        "source": prepared.backend.caps.cost_source,
+        "source": trainer.predicted_from,
     }
 
 
@@ -163,7 +163,7 @@ def line(text: str, found: dict[str, Any]) -> str:
         return f"{text}: failed: {found['failed']}"
     return (
         f"{text}: predicted {format_ms(found['predicted_ms'])}, measured {format_ms(found['measured_ms'])}, "
-        f"ratio {found['ratio']:.3f}"
+        f"ratio {found['ratio']:.3f}; parts add up to {format_ms(found['parts_ms'])}"
     )
 
 

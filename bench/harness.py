@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -40,6 +41,8 @@ from vdnn.runtime.run_folder import RunFolder
 from vdnn.runtime.trace import Marks
 from vdnn.runtime.trainer import Trainer
 
+CHAIN_MS = 400.0
+"""Of a chain of replayed steps."""
 NO_GPU = "use --device cpu to try this without a GPU"
 
 
@@ -51,6 +54,9 @@ class Outcome:
         held_bytes: what the process holds on the device after every step, as the system sees it; 0 where only the slab
             counts.
         layouts: of the layers, in words: "NHWC", or "12 in NHWC, 3 in CHWN".
+        step_ms, predicted_ms: by the host's clock, the loss read after each step; and what training says beforehand.
+        parts_ms: of a step by the clock of plans, from ops that were measured one by one.
+        replayed_ms: of a step in a chain of replays, by the GPU's clock; None where none was captured whole.
         compute_ms, out_ms, in_ms: sums over one more step, measured op by op; None if none was traced.
     """
 
@@ -72,6 +78,8 @@ class Outcome:
     out_ms: float | None = None
     in_ms: float | None = None
     layouts: str = ""
+    parts_ms: float = 0.0
+    replayed_ms: float | None = None
 
     @property
     def bound_ms(self) -> float | None:
@@ -143,12 +151,15 @@ def _train(
             digest.update(array.tobytes())
         none: tuple[None, None, None] = (None, None, None)
         compute_ms, out_ms, in_ms = _traced(trainer, images, labels, config.optimizer.lr, trace) if trace else none
+        step_ms = median(times[2:] or times)
+        chain = replayed_ms(trainer, chain_steps(step_ms)) if trace is None else None
+        chained = median(chain) if chain else None
         ledger = getattr(prepared.backend, "ledger", None)
         notes = prepared.plans[prepared.steps.full[0]].decisions.notes
         return Outcome(
             tuple(losses),
             digest.hexdigest(),
-            median(times[2:] or times),
+            step_ms,
             trainer.predicted_step_ms,
             prepared.plans.slab_bytes,
             prepared.plans.host_bytes,
@@ -162,9 +173,31 @@ def _train(
             tuple(held),
             *(compute_ms, out_ms, in_ms),
             _layouts(prepared.plans),
+            prepared.predicted_step_ms(),
+            chained,
         )
     finally:
         prepared.backend.close()
+
+
+def chain_steps(step_ms: float) -> int:
+    """How many steps take about CHAIN_MS, within bounds."""
+    return max(5, min(200, int(CHAIN_MS / max(step_ms, 1e-3))))
+
+
+def replayed_ms(trainer: Trainer, count: int) -> list[float] | None:
+    """Times of `count` steps queued one after the other, with what was fed last; None where nothing is captured, or a
+    step has parts, which need other values fed in between."""
+    replays = [trainer.executor(key).replay for key in trainer.prepared.steps.full]
+    if len(replays) > 1 or replays[0] is None:
+        return None
+    backend = trainer.backend
+    marks = [backend.mark("compute")]
+    for _ in range(count):
+        replays[0].relaunch()
+        marks.append(backend.mark("compute"))
+    backend.sync()
+    return [backend.between_ms(before, after) for before, after in pairwise(marks)]
 
 
 def _layouts(plans: PlanSet) -> str:

@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _checked(case: Case) -> Graph:
     """The case's network, if there is one and the case can be tried here; said before anything is measured."""
-    if not case.is_ours:
+    if not case.is_ours or case.parsed.slices > 1:  # whose ops are those of one plan
         raise ConfigError(f"--program: expected ours or ours-LIMIT, got '{case.program}'")
     config = configuration(case)
     check_device(case.device)

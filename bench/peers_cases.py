@@ -4,7 +4,8 @@
     case.key                                         # "vgg16:256 tf32 torch-compile"
     parse_program("torch-ckpt+accum4-12GiB").limit_bytes == 12 * 2**30
 
-A program is `ours` or `torch-WORD[+WORD...]`, with `-LIMIT` for what it may hold on the card.
+A program is `ours`, `ours-accumK` for a step in K slices, or `torch-WORD[+WORD...]`, with `-LIMIT` for what it may hold
+on the card.
 """
 
 from __future__ import annotations
@@ -54,15 +55,19 @@ WORDS: Mapping[str, Mapping[str, Any]] = {
     "budget": {"compiled": True, "budget": 0.5},
 }
 """What a word changes in a Recipe; `accumK` besides."""
-_PROGRAM = re.compile(r"(?P<base>ours|torch-(?P<words>[a-z0-9+]+))(?:-(?P<limit>[0-9.]+[GM]iB))?")
+_PROGRAM = re.compile(
+    r"(?P<base>ours(?:-accum(?P<slices>[1-9][0-9]*))?|torch-(?P<words>[a-z0-9+]+))(?:-(?P<limit>[0-9.]+[GM]iB))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that trains: PyTorch by `recipe`, or vdnn where that is None; `limit_bytes` on the card, or None."""
+    """A program that trains: PyTorch by `recipe`, or vdnn in so many `slices` where that is None; `limit_bytes` on the
+    card, or None."""
 
     recipe: Recipe | None
     limit_bytes: int | None = None
+    slices: int = 1
 
 
 def parse_program(name: str) -> Program:
@@ -70,10 +75,12 @@ def parse_program(name: str) -> Program:
     match = _PROGRAM.fullmatch(name)
     if match is None:
         known = ", ".join(f"torch-{word}" for word in (*WORDS, "accumK"))
-        raise ConfigError(f"expected {OURS} or one of {known}, with -LIMIT such as -12GiB if wanted, got '{name}'")
+        raise ConfigError(
+            f"expected {OURS}, {OURS}-accumK or one of {known}, with -LIMIT such as -12GiB if wanted, got '{name}'"
+        )
     limit_bytes = parse_bytes(match["limit"]) if match["limit"] else None
-    if match["base"] == OURS:
-        return Program(None, limit_bytes)
+    if match["words"] is None:
+        return Program(None, limit_bytes, int(match["slices"] or 1))
     recipe = Recipe()
     for word in match["words"].split("+"):
         slices = re.fullmatch(r"accum([1-9][0-9]*)", word)

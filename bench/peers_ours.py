@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vdnn.bench.harness import Silent
+from vdnn.bench.harness import Silent, replayed_ms
 from vdnn.bench.peers_cases import Case
 from vdnn.bench.peers_timing import RATE, WALL_STEPS, WARM_UP, spread, steps_for
 from vdnn.errors import ConfigError
@@ -60,18 +59,8 @@ class Running:
         return loss
 
     def chain_ms(self, count: int) -> list[float] | None:
-        """Times of `count` steps queued one after the other; None where nothing is captured."""
-        replays = [executor.replay for executor in self.executors.values()]
-        if len(replays) > 1 or None in replays:  # parts of an accumulated step need other values fed in between
-            return None
-        replay, backend = replays[0], self.trainer.backend
-        assert replay is not None
-        marks = [backend.mark("compute")]
-        for _ in range(count):
-            replay.relaunch()
-            marks.append(backend.mark("compute"))
-        backend.sync()
-        return [backend.between_ms(before, after) for before, after in pairwise(marks)]
+        """See `replayed_ms`."""
+        return replayed_ms(self.trainer, count)
 
 
 def settings(case: Case) -> list[str]:
@@ -83,7 +72,7 @@ def settings(case: Case) -> list[str]:
         f"train.batch_size={case.batch}",
         f"data.train_images={case.batch}",
         "data.test_images=1",
-        "train.accumulate=1",
+        f"train.accumulate={case.parsed.slices}",
         f"device={case.device}",
         f"precision={case.precision}",
         f"memory.layout={LAYOUT[case.precision]}",
@@ -172,6 +161,7 @@ def measure(case: Case) -> dict[str, Any]:
             "prepare_s": run.prepare_s + run.open_s,
             "planning_s": run.prepare_s,
             "predicted_ms": trainer.predicted_step_ms,
+            "parts_ms": prepared.predicted_step_ms(),
             "planned_bytes": prepared.plans.slab_bytes,
             "peak_bytes": trainer.peak_bytes(),
             "host_bytes": prepared.plans.host_bytes,

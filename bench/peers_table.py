@@ -3,7 +3,8 @@
     print(markdown(results))            # as peers.json holds them: {"case": {...}, "step_ms": ..., ...} each
 
 Compared are programs under the same limit in the same run: vdnn with the fastest PyTorch program there is. "images/s
-ratio" above 1 means that vdnn is faster, "memory ratio" below 1 that it reserves less.
+ratio" above 1 means that vdnn is faster, "memory ratio" below 1 that it reserves less. "at that speed" is vdnn's
+program with least memory of those which are as fast as PyTorch's, whatever limit they were given, and its ratio.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ Result = Mapping[str, Any]
 Group = tuple[str, int, str, int | None, str]
 """Network, images a step, precision, limit, device."""
 GROUP = ("network", "precision", "limit")
-SUMMARY = (*GROUP, "PyTorch", "ms", "vdnn ms", "images/s ratio", "reserved GiB", "vdnn GiB", "memory ratio")
+SUMMARY = (
+    *(*GROUP, "PyTorch", "ms", "vdnn ms", "images/s ratio", "reserved GiB", "vdnn GiB", "memory ratio"),
+    *("at that speed", "ms", "GiB", "ratio"),
+)
 CASES = (*GROUP, "program", "ms", "drift", "predicted", "images/s", "GiB of tensors", "reserved", "held", "card")
 """Columns."""
 
@@ -105,6 +109,23 @@ class Verdict:
         return self.ours.memory_gib / self.theirs.memory_gib
 
 
+def leanest(groups: Mapping[Group, Sequence[Line]], group: Group) -> Line | None:
+    """The line of vdnn with least memory, under any limit, of those as fast as the fastest PyTorch program of `group`;
+    None if there is none."""
+    theirs = verdict(groups[group]).theirs
+    if theirs is None or theirs.step_ms is None:
+        return None
+    network, batch, precision, _, device = group
+    found = [
+        line
+        for (other, size, kind, _, where), lines in groups.items()
+        if (other, size, kind, where) == (network, batch, precision, device)
+        for line in lines
+        if line.ours and line.memory_gib and line.step_ms is not None and line.step_ms <= theirs.step_ms
+    ]
+    return min(found, key=lambda line: line.memory_gib or 0.0, default=None)
+
+
 def verdict(lines: Sequence[Line]) -> Verdict:
     """The best of either side; a side of which nothing ran is None."""
 
@@ -141,8 +162,15 @@ def _summary(groups: Mapping[Group, Sequence[Line]]) -> list[str]:
         sizes = [_number(line.memory_gib if line else None, ".1f") for line in (found.theirs, found.ours)]
         name = found.theirs.program if found.theirs else "none ran"
         ratios = _number(found.speed, ".2f"), _number(found.memory, ".2f")
-        rows.append((*_names(group), name, *times, ratios[0], *sizes, ratios[1]))
+        rows.append((*_names(group), name, *times, ratios[0], *sizes, ratios[1], *_lean(leanest(groups, group), found)))
     return _table(SUMMARY, rows)
+
+
+def _lean(line: Line | None, found: Verdict) -> tuple[str, ...]:
+    if line is None:
+        return ("",) * 4
+    ratio = Verdict(line, found.theirs).memory
+    return line.program, _number(line.step_ms, ".2f"), _number(line.memory_gib, ".1f"), _number(ratio, ".2f")
 
 
 def _cases(groups: Mapping[Group, Sequence[Line]]) -> list[str]:
@@ -176,7 +204,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
         "ms: median of whole training steps (forward, loss, backward, update) on random data that lies on the device; "
         "drift: of two measurements with others in between, from their mean",
         "PyTorch: channels_last; of tensors and reserved at most, by its allocator; bf16 is autocast; accumK computes "
-        "something else where there is batch normalisation",
+        "something else where there is batch normalisation, in vdnn too",
         "vdnn: predicted ms before the first step; live bytes at most, and the planned slab",
         "held: at the end, by the driver or NVML, CUDA context included; card: most that was in use on it, by NVML "
         "from outside, the search for algorithms included",

@@ -38,6 +38,11 @@ def expected_step(prepared: Prepared) -> tuple[float, str]:
     return step_ms * factor, f"{caps.cost_source}; {calibrated_words(factor)}"
 
 
+def is_calibrated(prepared: Prepared) -> bool:
+    """Whether an earlier run has shown how whole steps compare with their parts."""
+    return prepared.backend.caps.measured_costs and known_factor(_key(prepared)) is not None
+
+
 def compare(prepared: Prepared, times_ms: Sequence[float]) -> Calibration | None:
     """How full steps, which took `times_ms`, compare with the sum of their parts: once there are enough, and kept then.
 

@@ -1,17 +1,25 @@
-"""Before the first weight is written: plans run on blank data, to see what the device holds and how long steps take.
+"""Before the first step: plans run on blank data, to see what the device holds, and steps to see how long they take.
 
 rehearse(prepared, executor_of)         # LimitExceeded if the system sees more than memory.limit
-step_ms, source = predict(prepared, print)
+step_ms, source = predict(prepared, print, trainer.train_step)
+
+What is predicted from ops that were timed one by one lacks what only whole steps show: the host's part of a step, and
+the clock of a GPU under lasting load. So whole steps are rehearsed, and what they take more is in the prediction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
+from time import perf_counter
 
-from vdnn.errors import BudgetError
+import numpy as np
+
+from vdnn.errors import BudgetError, NotFiniteError
+from vdnn.layers.lower import IMAGES
 from vdnn.memory.clock import simulate
 from vdnn.runtime.executor import Executor
-from vdnn.runtime.forecast import SILENT_MS, expected_step
+from vdnn.runtime.forecast import SILENT_MS, expected_step, is_calibrated
 from vdnn.runtime.measure import RUNS, blank_feeds, measure_costs
 from vdnn.runtime.planset import Key
 from vdnn.runtime.prepare import Prepared
@@ -19,7 +27,13 @@ from vdnn.units import MIB, format_bytes, format_ms
 
 MEASURE_BELOW_MS = 3000.0
 """Steps expected to be shorter than this are measured, a few runs long, for the prediction."""
-
+REHEARSAL_MS = 1500.0
+FEWEST, MOST = 3, 30
+"""Rehearsed steps that count: so many as take REHEARSAL_MS, but not fewer or more than these."""
+UNCOUNTED = 2
+"""And those before them."""
+TrainStep = Callable[..., tuple[float, float]]
+"""Trainer.train_step: (images, labels, rate, the next images)."""
 
 SPARE_BYTES = 32 * MIB
 """Set aside beyond what was held outside the slab: another plan has other steps to capture. VGG-416's second plan held
@@ -56,15 +70,20 @@ def rehearse(prepared: Prepared, executor_of: Callable[[Key], Executor]) -> None
         raise LimitExceeded(held, limit, prepared.plans.slab_bytes)
 
 
-def predict(prepared: Prepared, note: Callable[[str], None]) -> tuple[float, str]:
+def predict(prepared: Prepared, note: Callable[[str], None], train_step: TrainStep | None = None) -> tuple[float, str]:
     """Time of a whole step in ms and where it is from: measured here if that is quick and not done yet.
 
     Args:
         note: told in words before a measurement that will take a while.
+        train_step: takes a step on the weights that the device holds, which it may change; None to try none.
     """
     (expected, source), caps = expected_step(prepared), prepared.backend.caps
-    if caps.measured_costs or expected >= MEASURE_BELOW_MS:
+    if expected >= MEASURE_BELOW_MS:
         return expected, source
+    if caps.measured_costs:
+        if train_step is None or is_calibrated(prepared):
+            return expected, source
+        return _rehearsed(prepared, note, train_step, expected, source)
     if expected * RUNS > SILENT_MS:
         note(f"measuring {RUNS} steps on blank data: about {format_ms(expected * RUNS)}")
     total = 0.0
@@ -75,3 +94,29 @@ def predict(prepared: Prepared, note: Callable[[str], None]) -> tuple[float, str
         total += simulate(planned.plan, planned.program, costs).total_ms
         source = costs.source
     return total, source
+
+
+def _rehearsed(
+    prepared: Prepared, note: Callable[[str], None], train_step: TrainStep, expected: float, source: str
+) -> tuple[float, str]:
+    """The median of whole steps at rate 0 on random images, and how that compares with the sum of their parts."""
+    count = min(MOST, max(FEWEST, round(REHEARSAL_MS / expected)))
+    if (UNCOUNTED + count) * expected > SILENT_MS:
+        note(f"rehearsing {UNCOUNTED + count} steps: about {format_ms((UNCOUNTED + count) * expected)}")
+    keys = prepared.steps.full
+    size, (_, *image) = sum(n for _, n in keys), prepared.plans[keys[0]].program.tensors[IMAGES].shape
+    generator, batches = np.random.default_rng(0), []
+    for _ in range(2):
+        batches.append(generator.integers(0, 256, (size, *image), np.uint8))
+        batches[-1].setflags(write=False)
+    labels, times = np.zeros(size, np.int32), []
+    try:
+        for number in range(UNCOUNTED + count):
+            started = perf_counter()
+            train_step(batches[number % 2], labels, 0.0, batches[1 - number % 2])
+            times.append((perf_counter() - started) * 1000)
+    except NotFiniteError:  # the first step will say so, if its images have it too
+        return expected, source
+    measured = median(times[UNCOUNTED:])
+    words = f"rehearsed: whole steps take {measured / expected:.2f} times as long as their parts"
+    return measured, f"{source}; {words}"

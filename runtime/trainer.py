@@ -95,8 +95,7 @@ class Trainer:
 
     def start(self) -> None:
         """Take the memory, measure the step if it is short, draw the first weights."""
-        self._open()
-        self.kept.write(init_parameters(self.prepared.graph, self.config.train.seed))
+        self._open(init_parameters(self.prepared.graph, self.config.train.seed))
         self.folder.metrics.start()
 
     def resume(self, checkpoint: Path) -> None:
@@ -108,8 +107,7 @@ class Trainer:
             )
         expected = {name: spec.shape for name, spec in self.kept.specs.items()}
         check_tensors(checkpoint, tensors, expected)
-        self._open()
-        self.kept.write(tensors)
+        self._open(tensors)
         self.step = state["step"]
         kept_scale = state.get("loss_scale")
         if self.scaling is not None and kept_scale is not None:
@@ -263,7 +261,7 @@ class Trainer:
             end = start + key[1]
             record = new_step(lr, scale / len(images), self.step, self.config.train.seed, start, unscale=1 / scale)
             feeds: dict[str, NDArray[Any]] = {IMAGES: part_images, LABELS: labels[start:end], STEP: record}
-            executor = self._executor(key)
+            executor = self.executor(key)
             executor.observer = self.observer
             fetched = executor.run(feeds, {} if ahead is None else {IMAGES: ahead})
             part = float(np.sum(fetched[executor.program.loss], dtype=np.float64))
@@ -289,7 +287,7 @@ class Trainer:
         start = 0
         for size in sizes:
             indices = np.arange(start, start + size)
-            executor = self._executor(("eval", size))
+            executor = self.executor(("eval", size))
             feeds: dict[str, NDArray[Any]] = {
                 IMAGES: np.ascontiguousarray(split.images(indices)),
                 LABELS: np.ascontiguousarray(split.labels(indices)),
@@ -368,15 +366,20 @@ class Trainer:
 
     # ---- memory
 
-    def _open(self) -> None:
+    def _open(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Take the memory, see what runs need of it and of time, and leave `tensors` in it."""
         plans, backend = self.prepared.plans, self.backend
         backend.open(plans.slab_bytes, plans.host_bytes, plans.stage_bytes)
-        self.kept.write({})  # what runs before the first weights must not read what nobody wrote
+        self.kept.write(tensors)  # what is tried now must not read what nobody wrote
         if backend.caps.reserve_bytes:
-            rehearse(self.prepared, self._executor)
-        self.predicted_step_ms, self.predicted_from = predict(self.prepared, self.listener.note)
+            rehearse(self.prepared, self.executor)
+        self.predicted_step_ms, self.predicted_from = predict(self.prepared, self.listener.note, self.train_step)
+        self.kept.write(tensors)  # which measurements have changed
+        if self.scaling is not None:
+            self.scaling = LossScale()
 
-    def _executor(self, key: Key) -> Executor:
+    def executor(self, key: Key) -> Executor:
+        """What runs the plan of `key`, captured after its first run where the backend can."""
         if key not in self._executors:
             planned = self.prepared.plans[key]
             self._executors[key] = Executor(self.backend, planned.plan, planned.program, capture=True)

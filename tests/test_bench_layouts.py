@@ -32,9 +32,10 @@ def test_rows_are_kept_and_gone_on_with(
     assert rows[3]["step_ms"] > 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.split()[:2] == ["lenet:4", "fp32"]
-    assert float(last.split()[-2]) == pytest.approx(
-        rows[3]["step_ms"] / min(row["step_ms"] for row in rows[:2]), abs=1e-3
-    )
+    auto = rows[3]
+    best, told = min(row["step_ms"] for row in rows[:2]), auto["predicted_ms"] / auto["step_ms"]
+    expected = [auto["step_ms"], auto["step_ms"] / best, auto["step_ms"], told, auto["parts_ms"] / auto["step_ms"]]
+    assert [float(word) for word in last.split()[-5:]] == pytest.approx(expected, abs=1e-3)
     asked: list[Any] = []
 
     def noted(network: str, options: Any, steps: int) -> Outcome:
@@ -53,3 +54,13 @@ def test_chwn_is_measured_where_it_makes_sense() -> None:
     for wrong in ("lenet:8", "nothing:8:fp32", "lenet:x:fp32", "lenet:8:fp64"):
         with pytest.raises(SystemExit):
             gpu_layouts.main([wrong], on_cpu)
+
+
+def test_layouts_are_compared_by_the_clock_of_the_gpu_and_predictions_by_that_of_the_host() -> None:
+    def row(layout: str, step_ms: float, replayed_ms: float) -> dict[str, Any]:
+        times = {"step_ms": step_ms, "replayed_ms": replayed_ms, "predicted_ms": 0.9, "parts_ms": 0.3}
+        return {"network": "lenet", "batch": 8, "precision": "bf16", "layout": layout, **times}
+
+    rows = [row("nchw", 1.0, 0.5), row("nhwc", 1.2, 0.4), row("auto", 1.8, 0.6)]
+    words = gpu_layouts.summary(rows)[1].split()
+    assert words == ["lenet:8", "bf16", "nhwc", "0.400", "0.600", "1.500", "1.800", "0.500", "0.500"]

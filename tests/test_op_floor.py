@@ -293,7 +293,8 @@ def test_every_case_has_files_of_its_own(
         (["lenet:4", "-o", "no.such=1"], "no"),
         (["lenet:4", "-o", "device=simulated"], "device: the case says cpu, an option simulated"),
         (["lenet:4", "-o", "train.batch_size=8"], "train.batch_size: the case says 4, an option 8"),
-        (["lenet:4", "--program", "ours-1KiB"], "expected ours or one of"),
+        (["lenet:4", "--program", "ours-1KiB"], "expected ours, ours-accumK or one of"),
+        (["lenet:4", "--program", "ours-accum2"], "--program: expected ours or ours-LIMIT, got 'ours-accum2'"),
         (["lenet:4", "--program", "torch-plain"], "--program: expected ours or ours-LIMIT, got 'torch-plain'"),
     ],
 )

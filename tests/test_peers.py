@@ -16,7 +16,7 @@ from vdnn.bench import peers
 from vdnn.bench.peers import Card, Store, compile_ahead, main, measure_all
 from vdnn.bench.peers_cases import Case, Program, Recipe, parse_network, parse_program, schedule
 from vdnn.bench.peers_ours import measure, running
-from vdnn.bench.peers_table import grouped, markdown, verdict
+from vdnn.bench.peers_table import grouped, leanest, markdown, verdict
 from vdnn.bench.peers_timing import spread, steps_for
 from vdnn.errors import BackendUnavailable, BudgetError, ConfigError
 from vdnn.units import GIB
@@ -32,6 +32,8 @@ LENET = Case("lenet", 4, "fp32", "ours", device="cpu", seconds=0)
     [
         ("ours", Program(None)),
         ("ours-12GiB", Program(None, 12 * GIB)),
+        ("ours-accum4", Program(None, None, 4)),
+        ("ours-accum2-3GiB", Program(None, 3 * GIB, 2)),
         ("torch-plain", Program(Recipe())),
         ("torch-compile", Program(Recipe(compiled=True))),
         ("torch-graph", Program(Recipe(graph=True))),
@@ -46,7 +48,18 @@ def test_the_name_of_a_program_says_what_it_does(name: str, expected: Program) -
 
 
 @pytest.mark.parametrize(
-    "name", ["torch", "torch-fast", "torch-accum0", "torch-graph+compile", "ours-12", "theirs", ""]
+    "name",
+    [
+        "torch",
+        "torch-fast",
+        "torch-accum0",
+        "torch-graph+compile",
+        "ours-12",
+        "ours-accum",
+        "ours-accum0",
+        "theirs",
+        "",
+    ],
 )
 def test_other_names_are_errors(name: str) -> None:
     with pytest.raises(ConfigError):
@@ -281,9 +294,28 @@ def test_ratios_are_of_the_fastest_programs_of_either_side() -> None:
     assert verdict(groups["bf16", None]).theirs is None
 
 
+def test_the_leanest_program_is_one_that_is_as_fast() -> None:
+    more = [
+        result("ours-accum2", step_ms=119.0, planned_bytes=9 * GIB),
+        result("ours-accum4", step_ms=121.0, planned_bytes=5 * GIB),
+        result("ours-10GiB", step_ms=105.0, planned_bytes=10 * GIB),
+        result("ours-accum2-8GiB", step_ms=120.0, planned_bytes=7 * GIB),
+        result("ours-accum4", "bf16", step_ms=20.0, planned_bytes=1 * GIB),
+    ]
+    groups = grouped([*RESULTS, *more])
+    free, bf16 = (next(g for g in groups if g[2] == kind and g[3] is None) for kind in ("tf32", "bf16"))
+    lean = leanest(groups, free)
+    assert lean is not None
+    assert (lean.program, lean.memory_gib) == ("ours-accum2-8GiB", 7.0)
+    assert leanest(groups, bf16) is None, "nothing to be as fast as"
+    assert " | ours-accum2-8GiB | 120.00 | 7.0 | 0.12 |" in markdown([*RESULTS, *more])
+    assert leanest(grouped([RESULTS[0], result("ours", step_ms=119.0)]), free) is None, "slower"
+
+
 def test_the_table_shows_every_case_and_why_one_is_missing() -> None:
     lines = markdown(RESULTS).splitlines()
-    assert "| vgg16(256) | tf32 |  | torch-compile | 120.00 | 100.00 | 1.20 | 57.0 | 18.0 | 0.32 |" in lines
+    lean = "ours | 100.00 | 18.0 | 0.32"
+    assert f"| vgg16(256) | tf32 |  | torch-compile | 120.00 | 100.00 | 1.20 | 57.0 | 18.0 | 0.32 | {lean} |" in lines
     row = "| vgg16(256) | tf32 |  | ours | 100.00 |  | 95.00 | 2,560 | 18.00 | 18.00 | 19.00 |  |"
     assert row in lines
     failed = next(line for line in lines if "does not fit" in line)

@@ -22,6 +22,7 @@ from vdnn.layers.tensor import DTYPE_BYTES, TensorSpec, element_strides, first_e
 from vdnn.memory.costs import Candidate
 from vdnn.memory.plan import STREAMS, align
 from vdnn.runtime.backend import Caps, check_stage
+from vdnn.runtime.backends.cuda import host_copy
 from vdnn.runtime.backends.cuda.array import DeviceArray
 from vdnn.runtime.backends.cuda.capture import Capture, CudaReplay, Stage, Upload, mark_replays
 from vdnn.runtime.backends.cuda.chwn_conv import chwn_convolve
@@ -248,7 +249,7 @@ class CudaBackend:
         else:
             if stage.busy_on is not None:  # fed twice between syncs: the first value must have left
                 self._streams[stage.busy_on].synchronize()
-            np.copyto(stage.array, value, casting="no")
+            host_copy.copy(stage.array, value)
             stage.busy_on = stream
         for target, source, nbytes in stage.pieces:
             self._copy(target, source, nbytes, self._runtime.memcpyHostToDevice, stream)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vdnn.errors import VdnnError
+from vdnn.runtime.backends.cuda import host_copy
 from vdnn.runtime.backends.cuda.array import DeviceArray
 
 EXTERNAL = 1
@@ -141,13 +142,13 @@ class CudaReplay:
             if isinstance(feed, Upload):
                 uploads.append((feed, value))
             else:
-                np.copyto(feed.array, value, casting="no")
+                host_copy.copy(feed.array, value)
         for count, graph in enumerate(self.graphs, start=1):
             graph.launch(self.stream)
             if count in self._ends:
                 self._ends[count].record(self.stream)
         for upload, value in uploads:
-            np.copyto(upload.stage.array, value, casting="no")
+            host_copy.copy(upload.stage.array, value)
             upload.stream.wait_event(self._ends[upload.graphs])
             for target, source, nbytes in upload.stage.pieces:
                 self._runtime.memcpyAsync(target, source, nbytes, self._runtime.memcpyHostToDevice, upload.stream.ptr)
