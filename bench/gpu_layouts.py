@@ -104,7 +104,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
         best, auto = min(singles, key=gpu_ms), found["auto"]
         single = f"{best['layout']} {gpu_ms(best):.3f}"
         ratio, told = gpu_ms(auto) / gpu_ms(best), auto["predicted_ms"] / auto["step_ms"]
-        parts = auto.get("parts_ms", auto["predicted_ms"]) / gpu_ms(auto)
+        parts = (auto.get("parts_ms") or auto["predicted_ms"]) / gpu_ms(auto)
         name = f"{network}:{batch}"
         lines.append(
             f"{name:<14}{precision:<10}{single:>20}{gpu_ms(auto):>10.3f}{ratio:>7.3f}{auto['step_ms']:>10.3f}"
