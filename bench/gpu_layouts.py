@@ -3,6 +3,7 @@
     python -m vdnn.bench.gpu_layouts                                    # all below; gpu_layouts.json goes to $OUT
     python -m vdnn.bench.gpu_layouts alexnet:128:fp32 lenet:128:bf16    # some
     python -m vdnn.bench.gpu_layouts --minutes 8 --earlier runs/gpu_layouts.json      # go on where that was
+    python -m vdnn.bench.gpu_layouts vgg416:32:tf32 --layouts nhwc auto
 
 A row is one network, batch size, precision and layout; each is written as soon as it is known, what an earlier file
 has is not measured again, and a row that fails says why. The last table says how auto compares with the best single
@@ -37,7 +38,9 @@ DEFAULT_PRECISIONS = ("fp32", "tf32", "bf16")
 SINGLE = ("nchw", "nhwc", "chwn")
 SMALL = ("lenet", "cifar10", "zfnet")
 """Whose steps in CHWN are measured beside those on tensor cores, which CHWN has not."""
-STEPS = 12
+STEPS = {"lenet": 400, "cifar10": 400, "alexnet": 80, "zfnet": 80}
+"""Where steps are short: threads that begin to read images disturb the first ones."""
+FEW = 12
 Row = dict[str, Any]
 Run = Callable[[str, Sequence[str], int], Outcome]
 
@@ -48,11 +51,11 @@ def layouts_of(network: str, precision: str) -> tuple[str, ...]:
     return (*(one for one in SINGLE if one != "chwn" or sensible), "auto")
 
 
-def wanted(cases: Sequence[str]) -> Iterator[Row]:
-    """The keys of all rows of "network:batch:precision"."""
+def wanted(cases: Sequence[str], layouts: Sequence[str] = (*SINGLE, "auto")) -> Iterator[Row]:
+    """The keys of all rows of "network:batch:precision", in those of `layouts` that are measured."""
     for case in cases:
         network, batch, precision = case.split(":")
-        for layout in layouts_of(network, precision):
+        for layout in (one for one in layouts_of(network, precision) if one in layouts):
             yield {"network": network, "batch": int(batch), "precision": precision, "layout": layout}
 
 
@@ -66,7 +69,7 @@ def measure(key: Row, run: Run) -> Row:
     ]
     started = monotonic()
     try:
-        outcome = run(key["network"], options, STEPS)
+        outcome = run(key["network"], options, STEPS.get(key["network"], FEW))
     except Exception as error:  # a row that fails is one row less
         traceback.print_exc()
         return {**key, "error": reason(error)}
@@ -143,13 +146,18 @@ def main(argv: Sequence[str] | None = None, run: Run = train) -> int:
     every = [f"{one}:{precision}" for one in CASES for precision in DEFAULT_PRECISIONS]
     text = f"default: {' '.join(CASES)} in {' '.join(DEFAULT_PRECISIONS)}"
     parser.add_argument("cases", nargs="*", type=case, metavar="NETWORK:BATCH:PRECISION", default=every, help=text)
+    every_layout = (*SINGLE, "auto")
+    words = f"some of {' '.join(every_layout)} (default: all that make sense)"
+    parser.add_argument(
+        "--layouts", nargs="+", choices=every_layout, default=every_layout, metavar="LAYOUT", help=words
+    )
     parser.add_argument("--minutes", type=not_negative, default=9.0, help="no row is begun after so long (default: 9)")
     parser.add_argument("--earlier", metavar="FILE", help="rows that are known")
     arguments = parser.parse_args(argv)
     out = Path(os.environ.get("OUT", ".")) / NAME
     rows = known_rows(*([Path(arguments.earlier)] if arguments.earlier else []), out)
     known = {key_of(row) for row in rows}
-    todo = [key for key in wanted(arguments.cases) if key_of(key) not in known]
+    todo = [key for key in wanted(arguments.cases, arguments.layouts) if key_of(key) not in known]
     end = monotonic() + 60 * arguments.minutes
     command = " ".join(["python -m vdnn.bench.gpu_layouts", *(argv if argv is not None else sys.argv[1:])])
     for number, key in enumerate(todo):

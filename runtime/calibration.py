@@ -26,8 +26,18 @@ from vdnn.units import format_ms
 
 CALIBRATION = "timing.json"
 """In a run folder."""
-SKIPPED, COUNTED = 2, 10
-"""Full steps at the beginning of a run: those that do not count, and those whose median does."""
+COUNTED_MS = 1500.0
+LEAST, MOST = 10, 200
+"""Full steps at the beginning of a run whose median counts: so many as take COUNTED_MS, within these bounds."""
+
+
+def counted(step_ms: float, least: int = LEAST) -> tuple[int, int]:
+    """Steps, of `step_ms` each, that do not count, and those after them that do, `least` at least.
+
+    During the first ones threads begin to read images, and the clock of a GPU settles.
+    """
+    count = min(MOST, max(least, round(COUNTED_MS / step_ms)))
+    return max(2, count // 4), count
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 step_ms, source = expected_step(prepared)   # of a whole step, and where that is from in words
 evaluation_ms(prepared)                     # one pass over the test images
 run_ms(prepared, step_ms)
-compare(prepared, [41.0, 41.3, ...])        # once, after the first steps
+compare(prepared, 40.2, [41.0, 41.3, ...])  # once, after the first steps
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any
 
 from vdnn.memory.clock import simulate
 from vdnn.runtime.calibration import (
-    COUNTED,
-    SKIPPED,
     Calibration,
     calibrated_words,
     calibration_key,
+    counted,
     keep_factor,
     known_factor,
 )
@@ -43,14 +42,18 @@ def is_calibrated(prepared: Prepared) -> bool:
     return prepared.backend.caps.measured_costs and known_factor(_key(prepared)) is not None
 
 
-def compare(prepared: Prepared, times_ms: Sequence[float]) -> Calibration | None:
+def compare(prepared: Prepared, parts_ms: float, times_ms: Sequence[float]) -> Calibration | None:
     """How full steps, which took `times_ms`, compare with the sum of their parts: once there are enough, and kept then.
 
     None before and after, and where ops were not measured one by one.
+
+    Args:
+        parts_ms: prepared.predicted_step_ms().
     """
-    if len(times_ms) != SKIPPED + COUNTED or not prepared.backend.caps.measured_costs:
+    skipped, count = counted(parts_ms)
+    if len(times_ms) != skipped + count or not prepared.backend.caps.measured_costs:
         return None
-    found = Calibration(prepared.predicted_step_ms(), median(times_ms[SKIPPED:]), COUNTED)
+    found = Calibration(parts_ms, median(times_ms[skipped:]), count)
     keep_factor(_key(prepared), found)
     return found
 

@@ -9,15 +9,16 @@ the clock of a GPU under lasting load. So whole steps are rehearsed, and what th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
 from vdnn.errors import BudgetError, NotFiniteError
-from vdnn.layers.lower import IMAGES
 from vdnn.memory.clock import simulate
+from vdnn.runtime.calibration import counted
+from vdnn.runtime.data import Batch, batches, epoch_order, with_next
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.forecast import SILENT_MS, expected_step, is_calibrated
 from vdnn.runtime.measure import RUNS, blank_feeds, measure_costs
@@ -27,11 +28,8 @@ from vdnn.units import MIB, format_bytes, format_ms
 
 MEASURE_BELOW_MS = 3000.0
 """Steps expected to be shorter than this are measured, a few runs long, for the prediction."""
-REHEARSAL_MS = 1500.0
-FEWEST, MOST = 3, 30
-"""Rehearsed steps that count: so many as take REHEARSAL_MS, but not fewer or more than these."""
-UNCOUNTED = 2
-"""And those before them."""
+FEWEST = 3
+"""Rehearsed steps that count, at least; more where they are short."""
 TrainStep = Callable[..., tuple[float, float]]
 """Trainer.train_step: (images, labels, rate, the next images)."""
 
@@ -99,24 +97,27 @@ def predict(prepared: Prepared, note: Callable[[str], None], train_step: TrainSt
 def _rehearsed(
     prepared: Prepared, note: Callable[[str], None], train_step: TrainStep, expected: float, source: str
 ) -> tuple[float, str]:
-    """The median of whole steps at rate 0 on random images, and how that compares with the sum of their parts."""
-    count = min(MOST, max(FEWEST, round(REHEARSAL_MS / expected)))
-    if (UNCOUNTED + count) * expected > SILENT_MS:
-        note(f"rehearsing {UNCOUNTED + count} steps: about {format_ms((UNCOUNTED + count) * expected)}")
-    keys = prepared.steps.full
-    size, (_, *image) = sum(n for _, n in keys), prepared.plans[keys[0]].program.tensors[IMAGES].shape
-    generator, batches = np.random.default_rng(0), []
-    for _ in range(2):
-        batches.append(generator.integers(0, 256, (size, *image), np.uint8))
-        batches[-1].setflags(write=False)
-    labels, times = np.zeros(size, np.int32), []
+    """The median of whole steps at rate 0 on the run's first images, and how that compares with the sum of parts."""
+    skipped, count = counted(expected, FEWEST)
+    if (skipped + count) * expected > SILENT_MS:
+        note(f"rehearsing {skipped + count} steps: about {format_ms((skipped + count) * expected)}")
+    times: list[float] = []
     try:
-        for number in range(UNCOUNTED + count):
+        for (images, labels), later in with_next(_full_batches(prepared, skipped + count)):
             started = perf_counter()
-            train_step(batches[number % 2], labels, 0.0, batches[1 - number % 2])
+            train_step(images, labels, 0.0, later and later[0])
             times.append((perf_counter() - started) * 1000)
-    except NotFiniteError:  # the first step will say so, if its images have it too
+    except NotFiniteError:  # the first step will say so
         return expected, source
-    measured = median(times[UNCOUNTED:])
+    measured = median(times[skipped:])
     words = f"rehearsed: whole steps take {measured / expected:.2f} times as long as their parts"
     return measured, f"{source}; {words}"
+
+
+def _full_batches(prepared: Prepared, count: int) -> Iterator[Batch]:
+    """So many full batches, in the order in which training will read them, again from the start where an epoch ends."""
+    split, seed = prepared.source.train, prepared.config.train.seed
+    size = sum(n for _, n in prepared.steps.full)
+    order = epoch_order(seed, 0, len(split))
+    whole = order[: len(order) - len(order) % size]
+    return batches(split, np.resize(whole, count * size), 0, size)

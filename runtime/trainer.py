@@ -86,7 +86,8 @@ class Trainer:
         self.observer: Observer | None = None
         self.scaling = LossScale() if self.config.precision == "fp16" else None
         self.step = 0
-        self.predicted_step_ms, self.predicted_from = prepared.predicted_step_ms(), prepared.backend.caps.cost_source
+        self._parts_ms = prepared.predicted_step_ms()
+        self.predicted_step_ms, self.predicted_from = self._parts_ms, prepared.backend.caps.cost_source
         self._executors: dict[Key, Executor] = {}
         self._signal: int | None = None
         self._times: list[float] = []
@@ -212,7 +213,7 @@ class Trainer:
 
     def _compare(self) -> None:
         """Tell how the first steps compare with their prediction, once that is known."""
-        found = compare(self.prepared, self._times) if self.observer is None else None
+        found = compare(self.prepared, self._parts_ms, self._times) if self.observer is None else None
         if found is not None:
             self.listener.note(found.words())
             self.folder.write_json(CALIBRATION, found.to_json())
@@ -312,7 +313,7 @@ class Trainer:
 
     def _evaluate_and_tell(self) -> tuple[float, float]:
         images = len(self.prepared.source.test)
-        expected_ms = evaluation_ms(self.prepared) * self.predicted_step_ms / self.prepared.predicted_step_ms()
+        expected_ms = evaluation_ms(self.prepared) * self.predicted_step_ms / self._parts_ms
         if expected_ms > SILENT_MS:
             self.listener.note(f"evaluating {images:,} images: about {format_ms(expected_ms)}")
         loss, accuracy = self.evaluate()

@@ -51,6 +51,12 @@ def test_rows_are_kept_and_gone_on_with(
 def test_chwn_is_measured_where_it_makes_sense() -> None:
     assert gpu_layouts.layouts_of("alexnet", "bf16") == ("nchw", "nhwc", "auto")
     assert gpu_layouts.layouts_of("lenet", "bf16") == gpu_layouts.layouts_of("alexnet", "fp32")
+    keys = list(gpu_layouts.wanted(["alexnet:8:bf16", "lenet:8:bf16"], ["chwn", "auto"]))
+    assert [(key["network"], key["layout"]) for key in keys] == [
+        ("alexnet", "auto"),
+        ("lenet", "chwn"),
+        ("lenet", "auto"),
+    ]
     for wrong in ("lenet:8", "nothing:8:fp32", "lenet:x:fp32", "lenet:8:fp64"):
         with pytest.raises(SystemExit):
             gpu_layouts.main([wrong], on_cpu)

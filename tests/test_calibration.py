@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from vdnn.cli import train as cli
+from vdnn.runtime import calibration
 from vdnn.runtime import trainer as trainer_module
 from vdnn.runtime.calibration import (
     CALIBRATION,
-    COUNTED,
-    SKIPPED,
+    LEAST,
+    MOST,
     Calibration,
     calibration_key,
+    counted,
     keep_factor,
     known_factor,
 )
@@ -47,22 +49,40 @@ def quiet(text: str) -> None:
     raise AssertionError(text)
 
 
-TIMES = [900.0] * SKIPPED + [5.0] * (COUNTED // 2) + [7.0] * (COUNTED - COUNTED // 2)
+def compared(made: Prepared) -> Calibration | None:
+    """What first steps of 900 ms show, and of 6 ms in the median of those that count."""
+    parts_ms = made.predicted_step_ms()
+    skipped, count = counted(parts_ms)
+    return compare(made, parts_ms, [900.0] * skipped + [5.0] * (count // 2) + [7.0] * (count - count // 2))
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "least", "expected"),
+    [
+        (1e-3, LEAST, (50, MOST)),
+        (15.0, LEAST, (25, 100)),
+        (100.0, LEAST, (3, 15)),
+        (1e4, LEAST, (2, 10)),
+        (1e4, 3, (2, 3)),
+    ],
+)
+def test_many_short_steps_are_counted_and_few_long_ones(step_ms: float, least: int, expected: tuple[int, int]) -> None:
+    assert counted(step_ms, least) == expected
 
 
 def test_a_factor_is_the_median_of_the_first_steps_over_the_sum_of_the_parts() -> None:
     made = prepared_run()
     raw = made.predicted_step_ms()
-    found = compare(made, TIMES)
+    found = compared(made)
     assert found is not None
     assert found.factor == pytest.approx(6.0 / raw)
     assert found.to_json() == {
         "predicted_ms": raw,
         "measured_ms": 6.0,
-        "steps": COUNTED,
+        "steps": counted(raw)[1],
         "calibration": found.factor,
     }
-    assert "measured: 6.00 ms per step (median of 10), " in found.words()
+    assert f"measured: 6.00 ms per step (median of {counted(raw)[1]}), " in found.words()
     assert f" {6.0 / raw:.2f} times the " in found.words()
 
 
@@ -70,33 +90,34 @@ def test_the_next_prediction_is_calibrated_and_says_so() -> None:
     made = prepared_run()
     raw = made.predicted_step_ms()
     assert expected_step(made) == (raw, "measured on this one")
-    compare(made, TIMES)
+    compared(made)
     step_ms, source = predict(prepared_run(), quiet)
     assert step_ms == pytest.approx(6.0)
     assert source == f"measured on this one; calibrated by {6.0 / raw:.2f} on an earlier run"
     # the factor is of the parts, not of the calibrated sum: it does not creep
-    again = compare(prepared_run(), TIMES)
+    again = compared(prepared_run())
     assert again is not None
     assert again.factor == pytest.approx(6.0 / raw)
 
 
 def test_the_start_of_a_run_shows_the_calibrated_time(capsys: Any) -> None:
-    compare(prepared_run(), TIMES)
+    compared(prepared_run())
     cli.announce(prepared_run(), "given")
     assert "step about 6.00 ms (measured on this one; calibrated by " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("count", [SKIPPED + COUNTED - 1, SKIPPED + COUNTED + 1])
-def test_steps_are_compared_once(count: int) -> None:
+@pytest.mark.parametrize("more", [-1, 1])
+def test_steps_are_compared_once(more: int) -> None:
     made = prepared_run()
-    assert compare(made, [5.0] * count) is None
+    parts_ms = made.predicted_step_ms()
+    assert compare(made, parts_ms, [5.0] * (sum(counted(parts_ms)) + more)) is None
     assert expected_step(made)[1] == "measured on this one"
 
 
 def test_where_ops_are_not_measured_nothing_is_compared(cache: Path) -> None:
-    compare(prepared_run(), TIMES)
+    compared(prepared_run())
     plain = prepared_run(measured=False)
-    assert compare(plain, TIMES) is None
+    assert compared(plain) is None
     assert expected_step(plain) == (plain.predicted_step_ms(), "measured on this one")
 
 
@@ -112,7 +133,7 @@ def test_where_ops_are_not_measured_nothing_is_compared(cache: Path) -> None:
     ],
 )
 def test_a_factor_is_used_for_the_same_step_only(overrides: tuple[str, ...]) -> None:
-    compare(prepared_run(), TIMES)
+    compared(prepared_run())
     assert "calibrated" in expected_step(prepared_run())[1]
     assert "calibrated" not in expected_step(prepared_run(*overrides))[1]
 
@@ -131,18 +152,18 @@ def test_device_and_precision_are_part_of_the_key() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"calibration": "x"}', '{"calibration": NaN}', "\0"])
 def test_a_damaged_file_counts_as_none(cache: Path, text: str) -> None:
     made = prepared_run()
-    compare(made, TIMES)
+    compared(made)
     (path,) = (cache / "vdnn" / "calibration").iterdir()
     path.write_text(text, encoding="utf-8")
     assert expected_step(made) == (made.predicted_step_ms(), "measured on this one")
-    compare(made, TIMES)
+    compared(made)
     assert expected_step(made)[0] == pytest.approx(6.0)
 
 
 def test_a_cache_that_cannot_be_written_stops_nothing(cache: Path) -> None:
     cache.write_text("", encoding="utf-8")
     made = prepared_run()
-    assert compare(made, TIMES) is not None
+    assert compared(made) is not None
     assert expected_step(made)[1] == "measured on this one"
 
 
@@ -168,6 +189,7 @@ class Listener:
 def test_a_run_tells_after_its_first_steps_and_writes_it_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(10**6))
     monkeypatch.setattr(trainer_module, "perf_counter", lambda: 0.001 * next(seconds))  # a step takes one reading: 1 ms
+    monkeypatch.setattr(calibration, "COUNTED_MS", 0.0)
     made, listener = prepared_run(), Listener()
     raw = made.predicted_step_ms()
     folder = RunFolder.create(str(tmp_path / "run"))
@@ -176,7 +198,7 @@ def test_a_run_tells_after_its_first_steps_and_writes_it_down(tmp_path: Path, mo
     run.run()
     made.backend.close()
     said = [(after, text) for after, text in listener.said if text.startswith("measured: ")]
-    assert [after for after, _ in said] == [SKIPPED + COUNTED - 1]  # told before the step itself is
+    assert [after for after, _ in said] == [sum(counted(raw)) - 1]  # told before the step itself is
     data = json.loads((folder.path / CALIBRATION).read_text(encoding="utf-8"))
     assert data["measured_ms"] == pytest.approx(1.0)
     assert data["calibration"] == pytest.approx(1.0 / raw)

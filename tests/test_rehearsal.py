@@ -11,12 +11,13 @@ import pytest
 
 from vdnn.bench.harness import Silent
 from vdnn.errors import NotFiniteError
-from vdnn.runtime import rehearsal
-from vdnn.runtime.calibration import COUNTED, SKIPPED
+from vdnn.runtime import calibration, rehearsal
+from vdnn.runtime.calibration import COUNTED_MS, MOST, counted
 from vdnn.runtime.config import load_config
+from vdnn.runtime.data import epoch_order
 from vdnn.runtime.forecast import compare
 from vdnn.runtime.prepare import Prepared, prepare
-from vdnn.runtime.rehearsal import FEWEST, MOST, REHEARSAL_MS, UNCOUNTED, predict
+from vdnn.runtime.rehearsal import FEWEST, predict
 from vdnn.runtime.run_folder import RunFolder
 from vdnn.runtime.trainer import Trainer
 
@@ -36,16 +37,18 @@ def prepared_run(*overrides: str, network: str = "lenet", measured: bool = True)
 
 
 class Steps:
-    """Steps that take 40, 30, 20, 1, 2, 3, 4, ... times what is expected, by the clock that `rehearsal` reads."""
+    """Steps by the clock of `rehearsal`: those that do not count take long, the others 1, 2, 3, ... times what is
+    expected."""
 
     def __init__(self, expected_ms: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.expected_ms, self.now, self.seen = expected_ms, 0.0, list[tuple[Any, ...]]()
+        self.skipped, self.count = counted(expected_ms, FEWEST)
         monkeypatch.setattr(rehearsal, "perf_counter", lambda: self.now)
 
     def __call__(self, *given: Any) -> tuple[float, float]:
         self.seen.append(given)
-        count = len(self.seen) - UNCOUNTED
-        self.now += self.expected_ms / 1000 * (count if count > 0 else 100.0)
+        number = len(self.seen) - self.skipped
+        self.now += self.expected_ms / 1000 * (number if number > 0 else 10_000.0)
         return 2.3, 0.1
 
 
@@ -55,27 +58,41 @@ def test_the_median_of_whole_steps_is_predicted(monkeypatch: pytest.MonkeyPatch,
     raw = made.predicted_step_ms()
     steps = Steps(raw, monkeypatch)
     step_ms, source = predict(made, said.append, steps)
-    count = len(steps.seen) - UNCOUNTED
-    assert count == min(MOST, max(FEWEST, round(REHEARSAL_MS / raw)))
+    count = steps.count
+    assert len(steps.seen) == count + steps.skipped
     assert step_ms == pytest.approx(raw * (count + 1) / 2)
     assert source == (
         f"measured on this one; rehearsed: whole steps take {(count + 1) / 2:.2f} times as long as their parts"
     )
-    for (images, labels, rate, following), (after, *_) in zip(steps.seen, steps.seen[1:], strict=False):
-        assert (images.shape, images.dtype, labels.shape, rate) == ((10, 1, 28, 28), np.uint8, (10,), 0.0)
-        assert following is after is not images
-        assert not following.flags.writeable, "images that can be written are not fed ahead"
-        assert images.std() > 50, "black images draw less power"
 
 
-@pytest.mark.parametrize(("times", "count"), [(1e-3, MOST), (0.02, MOST), (0.4, FEWEST + 1), (0.9, FEWEST)])
+def test_what_is_rehearsed_is_how_the_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepared_run()
+    steps = Steps(COUNTED_MS / FEWEST, monkeypatch)
+    monkeypatch.setattr(rehearsal, "expected_step", lambda prepared: (steps.expected_ms, "guessed"))
+    predict(made, lambda text: None, steps)
+    split = made.source.train
+    order = epoch_order(made.config.train.seed, 0, len(split)).reshape(3, 10)
+    for number, (images, labels, rate, following) in enumerate(steps.seen):
+        np.testing.assert_array_equal(images, split.images(order[number % 3]))
+        np.testing.assert_array_equal(labels, split.labels(order[number % 3]))
+        assert rate == 0.0
+        if number + 1 < len(steps.seen):
+            assert following is steps.seen[number + 1][0]
+            assert not following.flags.writeable, "images that can be written are not fed ahead"
+    assert following is None
+
+
+@pytest.mark.parametrize(("times", "count"), [(1e-3, MOST), (0.02, 75), (0.4, FEWEST + 1), (0.9, FEWEST)])
 def test_few_long_steps_or_many_short_ones(monkeypatch: pytest.MonkeyPatch, times: float, count: int) -> None:
     made, said = prepared_run(), list[str]()
     monkeypatch.setattr(rehearsal, "expected_step", lambda prepared: (1000 * times, "guessed"))
     steps = Steps(1000 * times, monkeypatch)
     predict(made, said.append, steps)
-    assert len(steps.seen) == UNCOUNTED + count
-    announced = [f"rehearsing {UNCOUNTED + count} steps: about "] if (UNCOUNTED + count) * times > 2 else []
+    assert steps.count == count
+    whole = steps.skipped + count
+    assert len(steps.seen) == whole
+    announced = [f"rehearsing {whole} steps: about "] if whole * times > 2 else []
     assert [text[: text.index("about") + 6] for text in said] == announced
 
 
@@ -92,7 +109,8 @@ def test_what_is_known_or_takes_too_long_is_not_rehearsed(monkeypatch: pytest.Mo
 
 def test_what_an_earlier_run_has_shown_is_not_rehearsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made = prepared_run()
-    compare(made, [2 * made.predicted_step_ms()] * (SKIPPED + COUNTED))
+    parts_ms = made.predicted_step_ms()
+    compare(made, parts_ms, [2 * parts_ms] * sum(counted(parts_ms)))
     steps = Steps(1.0, monkeypatch)
     assert predict(made, print, steps)[0] == pytest.approx(2 * made.predicted_step_ms())
     assert not steps.seen
@@ -119,8 +137,11 @@ NETWORKS = {
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_a_rehearsal_changes_nothing_of_a_run(tmp_path: Path, network: str, precision: str) -> None:
+def test_a_rehearsal_changes_nothing_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str, precision: str
+) -> None:
     ends, factors = [], []
+    monkeypatch.setattr(calibration, "COUNTED_MS", 0.0)
     for measured in (True, False):
         options = (*NETWORKS[network], f"precision={precision}")
         made = prepared_run(*options, network=network, measured=measured)
