@@ -7,6 +7,7 @@ import os
 import struct
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ import pytest
 from vdnn.errors import ConfigError, DataError
 from vdnn.runtime.config import DataConfig
 from vdnn.runtime.data import open_source
+from vdnn.runtime.data import synthetic as made_up
+from vdnn.runtime.data.hashing import words
 
 MNIST = (1, 28, 28)
 CODES = {"uint8": 0x08, "int16": 0x0B, "int32": 0x0C, "float32": 0x0D}
@@ -251,7 +254,7 @@ def test_synthetic_images_say_so_and_depend_on_seed_split_and_index_alone():
     assert x.dtype == np.uint8
     assert np.array_equal(x[0], x[2])
     assert np.array_equal(x[:2], b.train.images(np.array([7, 999])))
-    assert not np.array_equal(x, a.test.images(some))
+    assert not np.array_equal(x[0], a.test.images(some[:1])[0])
     assert not np.array_equal(x, synthetic(seed=1).train.images(some))
     train, test = a.train.labels(np.arange(500)), a.test.labels(np.arange(500))
     assert not np.array_equal(train, test)
@@ -290,3 +293,36 @@ def test_synthetic_images_of_any_size_without_holding_them(shape):
     x = source.train.images(np.array([0, 10**9 - 1]))
     assert x.shape == (2, *shape)
     assert time.perf_counter() - start < 1  # 10^9 images of 150 kB are drawn one at a time
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2**28])
+def test_synthetic_images_are_the_same_whether_kept_or_drawn_again(monkeypatch, kept_bytes):
+    monkeypatch.setattr(made_up, "KEPT_BYTES", kept_bytes)
+    split, alone = synthetic().train, synthetic(train=10**6).train  # too many to be kept
+    order = np.random.default_rng(0).integers(0, 1000, 200)
+    expected = alone.images(order)
+    for _ in range(2):
+        np.testing.assert_array_equal(split.images(order), expected)
+    split.images(order)[:] = 0  # what was handed out is the caller's
+    np.testing.assert_array_equal(split.images(order[:7]), expected[:7])
+
+
+def test_synthetic_images_are_drawn_by_many_threads_at_once():
+    split, alone = synthetic().train, synthetic(train=10**6).train
+    parts = np.random.default_rng(1).integers(0, 1000, (40, 25))
+    with ThreadPoolExecutor(8) as threads:
+        for part, found in zip(parts, threads.map(split.images, parts), strict=True):
+            np.testing.assert_array_equal(found, alone.images(part))
+
+
+def test_synthetic_noise_is_the_raw_words_of_philox():
+    x = synthetic(shape=(1, 5, 3), classes=3).train
+    index = np.array([123])
+    key = words(0, made_up._TRAIN + made_up._NOISE, index)[0]
+    noise = np.random.Philox(key=int(key)).random_raw(2).view(np.uint8)[:15] >> 1
+    pattern = x.images(index).ravel() - noise
+    for other in range(200):  # what is left is the pattern of the class alone
+        if x.labels(np.array([other]))[0] == x.labels(index)[0]:
+            own = words(0, made_up._TRAIN + made_up._NOISE, np.array([other]))[0]
+            more = np.random.Philox(key=int(own)).random_raw(2).view(np.uint8)[:15] >> 1
+            np.testing.assert_array_equal(x.images(np.array([other])).ravel() - more, pattern)

@@ -50,7 +50,7 @@ class ArraySplit:
 
     def images(self, indices: Indices) -> NDArray[np.uint8]:
         """(n, C, H, W), uint8."""
-        return np.asarray(self._images[indices])
+        return np.take(np.asarray(self._images), indices, axis=0)  # several times as fast as by an index
 
     def labels(self, indices: Indices) -> NDArray[np.int32]:
         """(n,), int32."""

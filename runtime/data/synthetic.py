@@ -4,10 +4,13 @@
     source.train.images(np.array([999_999])).shape == (1, 3, 224, 224)
 
 An image is a function of (seed, split, index) alone. A network can learn the classes, but the accuracy says nothing
-about real images.
+about real images. Images of a small set are kept once drawn: a GPU takes less for a step than a thread to draw a batch.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,8 @@ from vdnn.runtime.data.source import ImageShape, Indices, Source
 
 GRID = 7
 """The pattern of a class has at most GRID x GRID squares per channel."""
+KEPT_BYTES = 2**28
+"""Of images that a split keeps, if all of its images together are no more."""
 
 _LABELS, _PATTERNS, _NOISE = 1, 2, 3
 _TRAIN, _TEST = 16, 32
@@ -30,6 +35,10 @@ class SyntheticSplit:
 
     def __init__(self, count: int, shape: ImageShape, classes: int, seed: int, stream: int):
         self._count, self._shape, self._classes, self._seed, self._stream = count, shape, classes, seed, stream
+        self._pattern = lru_cache(maxsize=4096)(self._draw_pattern)
+        self._kept: NDArray[np.uint8] | None = None
+        if count * prod(shape) <= KEPT_BYTES:
+            self._kept, self._known = np.empty((count, *shape), np.uint8), np.zeros(count, np.bool_)
 
     def __len__(self) -> int:
         return self._count
@@ -40,17 +49,28 @@ class SyntheticSplit:
 
     def images(self, indices: Indices) -> NDArray[np.uint8]:
         """(n, C, H, W), uint8: half the class pattern plus half the noise."""
+        if self._kept is None:
+            return self._draw(indices)
+        missing = indices[~self._known[indices]]
+        if len(missing):
+            self._kept[missing] = self._draw(missing)
+            self._known[missing] = True  # not before they are there: other threads read too
+        return np.take(self._kept, indices, axis=0)
+
+    def _draw(self, indices: Indices) -> NDArray[np.uint8]:
         c, h, w = self._shape
         out = np.empty((len(indices), c, h, w), np.uint8)
         keys = words(self._seed, self._stream + _NOISE, indices)
         rows, columns = (np.arange(n) * min(n, GRID) // n for n in (h, w))
         for image, key, label in zip(out, keys, self.labels(indices), strict=True):
-            noise = np.random.Philox(key=int(key)).random_raw(-(-image.size // 8)).view(np.uint8)
-            pattern = self._pattern(int(label))[:, rows][:, :, columns]
+            # the raw words of the generator; its `random_raw` would keep other threads waiting meanwhile
+            generator = np.random.Generator(np.random.Philox(key=int(key)))
+            noise = generator.integers(0, 2**64, -(-image.size // 8), np.uint64).view(np.uint8)
+            pattern = self._pattern(int(label)).take(rows, axis=1).take(columns, axis=2)
             np.add(noise[: image.size].reshape(c, h, w) >> 1, pattern, out=image)
         return out
 
-    def _pattern(self, label: int) -> NDArray[np.uint8]:
+    def _draw_pattern(self, label: int) -> NDArray[np.uint8]:
         """(C, GRID, GRID) or less, values 0..127."""
         c, h, w = self._shape
         size = (c, min(h, GRID), min(w, GRID))
