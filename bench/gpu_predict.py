@@ -27,12 +27,14 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from vdnn.bench.command import command, reason, whole_from
 from vdnn.bench.harness import Silent, check_device, facts, results_path, save_results
 from vdnn.errors import ConfigError, DataError, VdnnError
 from vdnn.memory.clock import op_times, simulate
 from vdnn.runtime.config import Config, load_config
-from vdnn.runtime.data import batches, epoch_order
+from vdnn.runtime.data import batches, epoch_order, with_next
 from vdnn.runtime.files import check_output
 from vdnn.runtime.prepare import Prepared, prepare
 from vdnn.runtime.rehearsal import LimitExceeded
@@ -118,11 +120,11 @@ def _measure(
     try:
         trainer.start()
         split, batch = prepared.source.train, config.train.batch_size
-        images, labels = next(batches(split, epoch_order(0, 0, len(split)), 0, batch))
+        order = np.resize(epoch_order(0, 0, len(split)), (steps + WARM_UP) * batch)
         times = []
-        for _ in range(steps + WARM_UP):
+        for (images, labels), later in with_next(batches(split, order, 0, batch)):
             begin = perf_counter()
-            trainer.train_step(images, labels, 1e-6, images)
+            trainer.train_step(images, labels, 1e-6, later and later[0])
             times.append((perf_counter() - begin) * 1000)
             trainer.step += 1
     finally:
