@@ -66,6 +66,9 @@ class Executor:
         self.pool = Pool(program.tensors, own, backend.view)
         self._ops = {op.name: op for op in program.ops}
         self._stages = {step.tensor: step.stage_offset for step in plan.steps if isinstance(step, Feed)}
+        # looked for once: a plan has thousands of steps, and a replayed run no time for them
+        self._fed = [step.tensor for step in plan.steps if isinstance(step, Feed)]
+        self._fetches = [step.tensor for step in plan.steps if isinstance(step, Fetch)]
         self._host: dict[str, int] = {}
         self._feeds: Mapping[str, NDArray[Any]] = {}
         self._fetched: dict[str, NDArray[Any]] = {}
@@ -142,9 +145,8 @@ class Executor:
                 self.backend.guarded(self.plan.persistent_bytes, free, "free bytes after the step", "compute")
                 self.backend.sync()
             return self._fetched
-        values = [self._feeds[step.tensor] for step in self.plan.steps if isinstance(step, Feed)]
-        self._fetched = {step.tensor: self._empty(step.tensor) for step in self.plan.steps if isinstance(step, Fetch)}
-        self._replay.run(values, list(self._fetched.values()))
+        self._fetched = {tensor: self._empty(tensor) for tensor in self._fetches}
+        self._replay.run([self._feeds[tensor] for tensor in self._fed], list(self._fetched.values()))
         return self._fetched
 
     def _steps(self, observer: Observer | None = None) -> None:
