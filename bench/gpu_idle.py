@@ -12,12 +12,14 @@ import json
 import sys
 import tempfile
 from collections import Counter
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from vdnn.bench.command import command
-from vdnn.bench.harness import Silent, write_results
+from vdnn.bench.harness import Silent, check_device, write_results
+from vdnn.errors import BackendUnavailable
 from vdnn.runtime.config import load_config
 from vdnn.runtime.data import batches, epoch_order
 from vdnn.runtime.prepare import prepare
@@ -81,6 +83,9 @@ def summary(events: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """NETWORK BATCH [overrides]."""
     network, batch, *overrides = sys.argv[1:]
+    check_device("cuda", "run this on a GPU")
+    if find_spec("torch") is None:
+        raise BackendUnavailable("PyTorch is not installed, whose profiler this takes: install it beside vdnn")
     found = measure(network, int(batch), overrides)
     print(json.dumps(found["median"]), json.dumps(found["ms_per_step_by_kernel"], indent=1))
     write_results(f"gpu_idle_{network}.json", " ".join(["python -m vdnn.bench.gpu_idle", *sys.argv[1:]]), found)

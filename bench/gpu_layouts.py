@@ -25,6 +25,7 @@ from typing import Any
 
 from vdnn.bench.command import command, not_negative, reason
 from vdnn.bench.harness import Outcome, train, write_results
+from vdnn.errors import BackendUnavailable
 from vdnn.networks import NETWORKS
 from vdnn.runtime.config import PRECISIONS
 
@@ -70,6 +71,8 @@ def measure(key: Row, run: Run) -> Row:
     started = monotonic()
     try:
         outcome = run(key["network"], options, STEPS.get(key["network"], FEW))
+    except BackendUnavailable:  # and so no row can be measured
+        raise
     except Exception as error:  # a row that fails is one row less
         traceback.print_exc()
         return {**key, "error": reason(error)}

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from vdnn.bench.command import command, reason
-from vdnn.bench.harness import Outcome, train, write_results
+from vdnn.bench.harness import Outcome, check_device, train, write_results
+from vdnn.errors import BackendUnavailable, ConfigError
 
 AGREEMENT = 1e-5
 """Relative difference of losses that fp32 on two machines may show in the first steps."""
@@ -154,6 +155,8 @@ def _numbers(outcome: Outcome) -> dict[str, Any]:
 def _try(run: Callable[[], Outcome]) -> Outcome | str:
     try:
         return run()
+    except BackendUnavailable:  # not the case's fault
+        raise
     except Exception as error:
         traceback.print_exc()
         return reason(error)
@@ -216,7 +219,8 @@ def main() -> None:
     """Run the parts named on the command line."""
     names = sys.argv[1:]
     if not names or not set(names) <= set(PARTS):
-        sys.exit(f"name one or more of: {', '.join(PARTS)}")
+        raise ConfigError(f"name one or more of: {', '.join(PARTS)}")
+    check_device("cuda", "run this on a GPU")
     for name in names:
         write_results(f"gpu_{name}.json", f"python -m vdnn.bench.gpu_training {name}", PARTS[name]())
 

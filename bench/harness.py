@@ -30,7 +30,7 @@ from vdnn.errors import BackendUnavailable
 from vdnn.runtime.backends.cuda.libraries import load_cupy
 from vdnn.runtime.config import Config, load_config
 from vdnn.runtime.data import batches, epoch_order, with_next
-from vdnn.runtime.devices import find_driver
+from vdnn.runtime.driver import find_driver
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.files import write_output
 from vdnn.runtime.listener import StepInfo

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vdnn.bench.command import command, not_negative, reason
+from vdnn.bench.harness import check_device
 from vdnn.bench.study_cases import PARTS
 from vdnn.bench.study_files import Recorder, file_name, read_file
 from vdnn.errors import VdnnError
@@ -174,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     words = sys.argv[1:] if argv is None else argv
     command = " ".join(["python -m vdnn.bench.study", *words])
+    check_device("cuda", "run this on a GPU", loads=False)
     return run(given.parts or PARTS, Path(given.out), given.seconds, lambda text: print(text, flush=True), command)
 
 

@@ -128,6 +128,9 @@ def _remarks(rows: list[dict[str, Value]]) -> list[str]:
     """What tensor cores do to the rule."""
     forward = [row for row in _forward(rows) if "nhwc_tf32" in row or "nhwc_bf16" in row]
     found = []
+    for direction in dict.fromkeys(str(row["direction"]) for row in rows):
+        if missing := [str(r["layer"]) for r in rows if r["direction"] == direction and "fastest" not in r]:
+            found.append(f"Not measured, {direction}: {', '.join(missing)}.")
     for key, name in (("nhwc_tf32", "TF32"), ("nhwc_bf16", "bf16")):
         both = [row for row in forward if key in row]
         slower = [str(r["layer"]) for r in both if float(r[key]) < max(float(r["chwn"]), float(r["nchw"]))]

@@ -70,7 +70,7 @@ def _row(case: NetworkCase, precision: str, measured: Rows) -> dict[str, Value]:
             steps[layout] = rows[-1]
             found[layout] = float(rows[-1]["step_ms"])
     single = [layout for layout in SINGLE if layout in steps]
-    if single:
+    if len(single) > 1:
         best = min(single, key=lambda layout: float(found[layout]))
         found["best"] = best
         if "auto" in steps:
@@ -104,6 +104,8 @@ def _ours(rows: list[dict[str, Value]]) -> dict[str, str]:
 
 def _remarks(rows: list[dict[str, Value]]) -> list[str]:
     found = []
+    if missing := [_name(row) for row in rows if "auto" not in row]:
+        found.append(f"Not measured in auto, or not at all: {', '.join(missing)}.")
     if asked := [row for row in rows if "auto_over_best" in row]:
         slower = [_name(row) for row in asked if float(row["auto_over_best"]) < 1 - NOISE]
         rest = f"; slower for {', '.join(slower)}" if slower else ""

@@ -40,7 +40,7 @@ CHARTS: Mapping[str, Chart] = {
 
 
 def picture_of(table: StudyTable) -> Picture | None:
-    """The picture of a table; None if it has none, or nothing of it is measured. Unmeasured columns are left out."""
+    """The picture of a table; None if it has none, or nothing of it is measured. What is not measured is left out."""
     chart = CHARTS.get(table.key)
     if chart is None:
         return None
@@ -51,6 +51,8 @@ def picture_of(table: StudyTable) -> Picture | None:
     panels = []
     for title in dict.fromkeys(str(row[chart.panel]) for row in table.rows):
         rows = [row for row in table.rows if row[chart.panel] == title]
+        if all(_height(row, key, chart) is None for row in rows for key in known):
+            continue
         bars = tuple(
             Series(headings[key], (Part("", tuple(_height(row, key, chart) for row in rows)),), chart.bars.index(key))
             for key in known

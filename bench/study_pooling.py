@@ -15,7 +15,7 @@ from vdnn.bench.study_table import TIMES, Column, StudyTable, Value, table_of
 CAFFE, CONVNET, CUDNN, OURS = "caffe", "convnet", "cudnn", "ours"
 """Methods; a row of ours says the tile of outputs a thread besides."""
 DIRECTIONS = ("forward", "backward")
-TILE = "tile"
+TILE, INDICES = "tile", "indices"
 BYTES, SHARE = "GB/s", "% of copy"
 BEYOND_CACHE = 64 * 2**20
 """Operands larger than this do not fit in the L2 cache of an H200, of 60 MiB."""
@@ -65,7 +65,9 @@ def _row(case: PoolCase, direction: str, measured: Rows) -> dict[str, Value]:
         found["outputs"] = f"{found['outputs']} (cuDNN {case.whole_windows[2]}x{case.whole_windows[3]})"
     best: dict[str, Row] = {}
     for key, (_, method, layout) in SPEEDS.items():
-        row = measured.one(case=case.name, direction=direction, dtype="float32", method=method, layout=layout)
+        # backward by the places of winners, as training does it; from the values it moves other bytes
+        more = {"variant": INDICES} if (method, direction) == (OURS, "backward") else {}
+        row = measured.one(case=case.name, direction=direction, dtype="float32", method=method, layout=layout, **more)
         if row is not None:
             best[key], found[key] = row, float(row["gbps"])
             if method == OURS:

@@ -362,6 +362,16 @@ def _needs_of_none(program: Program, costs: CostTable, budget: Budget) -> str:
     return f", which with memory-optimal algorithms takes {format_bytes(needed)} ({needed:,} bytes) on the device"
 
 
+def _images(program: Program) -> str:
+    """How many are in the program at once, and what to change."""
+    if program.batch == 1:
+        return "1 image at once; raise memory.limit"
+    fewer = "lower evaluate.batch_size"
+    if program.mode != "eval":
+        fewer = "raise train.accumulate, which cuts a step into slices, or lower train.batch_size"
+    return f"{program.batch} images at once; raise memory.limit, or {fewer}"
+
+
 def _explained(
     error: BudgetError, program: Program, costs: CostTable, decisions: Decisions, budget: Budget
 ) -> BudgetError:
@@ -380,8 +390,7 @@ def _explained(
             works.append((plan.slab_bytes, words))
     advice = "; ".join(f"{words}: {format_bytes(nbytes)} ({nbytes:,} bytes)" for nbytes, words in works)
     return BudgetError(
-        f"{error}; smallest budget that works {advice}, with {program.batch} images at once; raise memory.limit, or "
-        "lower train.batch_size or evaluate.batch_size",
+        f"{error}; smallest budget that works {advice}, with {_images(program)}",
         layer=error.layer,
         needed_bytes=error.needed_bytes,
         budget_bytes=error.budget_bytes,

@@ -6,40 +6,18 @@ print(backend.caps.description, "because", reason)
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from vdnn.errors import BackendUnavailable
 from vdnn.runtime.backend import Backend
 from vdnn.runtime.backends.cpu import CpuBackend
 from vdnn.runtime.backends.cuda.backend import CudaBackend
 from vdnn.runtime.backends.simulated import SimulatedBackend
+from vdnn.runtime.driver import find_driver
 from vdnn.runtime.profile import load_profile
 
 DEFAULT_PROFILE = "h200"
-
-
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """What the NVIDIA driver says: how many GPUs, or why none can be used."""
-
-    gpus: int
-    finding: str
-
-
-def find_driver() -> Driver:
-    """Ask the CUDA driver for its GPUs, without CuPy."""
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return Driver(0, "no NVIDIA driver (libcuda.so.1 is not there)")
-    status = cuda.cuInit(0)
-    if status:
-        return Driver(0, f"the NVIDIA driver is there but does not start (cuInit returned {status})")
-    count = ctypes.c_int(0)
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-    return Driver(count.value, f"the NVIDIA driver finds {count.value} GPU(s)")
+ADVICE = "use --device cpu to train here, or --device simulated --profile h200 to see what a GPU would do"
 
 
 def open_device(
@@ -54,6 +32,7 @@ def open_device(
     candidates: str = "all",
     layout: str = "NCHW",
     progress: Callable[[str], None] | None = None,
+    advice: str = ADVICE,
 ) -> tuple[Backend, str]:
     """The backend for "auto", "cpu", "cuda" or "simulated", and why it is this one.
 
@@ -65,6 +44,7 @@ def open_device(
         candidates: "all", or "named" for cuDNN's named algorithms only, on a GPU.
         layout: under which a GPU keeps what it measures of ops that have no images.
         progress: told in words what takes long.
+        advice: what to do where "cuda" is not available.
     """
     described = load_profile(profile or DEFAULT_PROFILE)  # a wrong name is an error on every device
     if device == "simulated":
@@ -88,8 +68,5 @@ def open_device(
         except BackendUnavailable as error:
             finding = f"{driver.finding}, but {error}"
     if device == "cuda":
-        raise BackendUnavailable(
-            f"device 'cuda' is not available: {finding}; use --device cpu to train here, or --device simulated "
-            "--profile h200 to see what a GPU would do"
-        )
+        raise BackendUnavailable(f"device 'cuda' is not available: {finding}; {advice}")
     return CpuBackend(poison, order, precision), f"auto: {finding}"

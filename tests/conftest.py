@@ -11,7 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
     """Skip what needs a GPU unless the driver reports one; a GPU whose libraries are missing is a failure."""
-    from vdnn.runtime.devices import find_driver  # brings in NumPy
+    from vdnn.runtime.driver import find_driver
 
     marked = [item for item in items if item.get_closest_marker("gpu")]
     driver = find_driver()

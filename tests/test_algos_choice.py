@@ -17,7 +17,7 @@ from vdnn.memory.costs import Candidate
 from vdnn.networks import build
 from vdnn.runtime import algorithm_table, devices
 from vdnn.runtime.algorithm_table import Measured
-from vdnn.runtime.devices import Driver
+from vdnn.runtime.driver import Driver
 
 __all__ = ["lenet_table", "no_gpu"]
 

@@ -24,7 +24,7 @@ from vdnn.runtime.algo_sources import Source
 from vdnn.runtime.algorithm_table import AlgorithmTable, Measured
 from vdnn.runtime.backends.cuda.products import CONV_KINDS, unplaced_problem
 from vdnn.runtime.config import load_config
-from vdnn.runtime.devices import Driver
+from vdnn.runtime.driver import Driver
 from vdnn.runtime.prepare import make_recipe
 
 MODELLED = ("--profile", "h200")
@@ -300,3 +300,22 @@ def test_tables_in_nhwc_know_the_networks_that_were_compared_with_pytorch(capsys
     best = sum(min(c["time_ms"] for c in row["candidates"]) for row in data["layers"])
     peers = json.loads((Path(__file__).parents[1] / "bench/results/h200_peers.json").read_text())["results"]
     assert 0.4 < best / peers[f"{network}:{batch} {precision} ours"]["step_ms"] < 1, "of the step measured as a whole"
+
+
+@pytest.mark.parametrize("words", [(), ("--layouts", "nhwc")])
+def test_on_the_cpu_layouts_are_those_it_trains_in(words, capsys):
+    assert main(["algos", "lenet", "--device", "cpu", "--precision", "bf16", "--no-micro-batches", *words]) == 0
+    heading = capsys.readouterr().out.splitlines()
+    assert any("bf16" in line and ("NHWC" in line) == bool(words) for line in heading[:2])
+
+
+@pytest.mark.parametrize(
+    ("option", "note"),
+    [
+        ("memory.layout=study", "memory.layout study chooses layer by layer; NCHW is shown, --layouts shows others"),
+        ("memory.workspace_limit=64MiB", "memory.workspace_limit is not applied: --limits says"),
+    ],
+)
+def test_what_is_not_applied_is_said(option, note, capsys):
+    assert main(["algos", "alexnet", "-o", option, "--layer", "conv1", "--json"]) == 0
+    assert any(text.startswith(note) for text in json.loads(capsys.readouterr().out)["notes"])

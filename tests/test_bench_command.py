@@ -24,7 +24,7 @@ from vdnn.bench.harness import check_device
 from vdnn.bench.op_floor import main as floor
 from vdnn.bench.peers import main as peers
 from vdnn.errors import BackendUnavailable, BudgetError, ConfigError
-from vdnn.runtime.devices import Driver, find_driver
+from vdnn.runtime.driver import Driver, find_driver
 
 SOURCES = {path.stem: path.read_text("utf-8") for path in sorted(Path(str(vdnn.bench.__file__)).parent.glob("*.py"))}
 OTHERS = ("paper_processes", "peers_worker")
@@ -246,6 +246,26 @@ def test_without_a_gpu_the_driver_is_the_reason(
     assert find_driver().finding in err
     assert "CuPy" not in err
     assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(find_driver().gpus > 0, reason="there is a GPU here")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gpu_layouts",),
+        ("gpu_training", "agree"),
+        ("gpu_idle", "alexnet", "128"),
+        ("gpu_softmax",),
+        ("study", "layouts"),
+    ],
+)
+def test_programs_for_a_gpu_say_so_where_there_is_none(words: tuple[str, ...], tmp_path: Path) -> None:
+    name, *rest = words
+    command = [sys.executable, "-m", f"vdnn.bench.{name}", *rest]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert find_driver().finding in done.stderr
     assert not list(tmp_path.iterdir())
 
 

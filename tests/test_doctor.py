@@ -15,7 +15,7 @@ from vdnn.memory.costs import CopyRates
 from vdnn.runtime.backend import Caps
 from vdnn.runtime.backends.cuda import survey as survey_module
 from vdnn.runtime.backends.cuda.survey import Piece, Survey, find_pieces, take_survey
-from vdnn.runtime.devices import Driver
+from vdnn.runtime.driver import Driver
 from vdnn.units import GIB, MIB
 
 RATES = CopyRates(50.0, 40.0, 80.0)

@@ -18,7 +18,7 @@ from vdnn.errors import BackendUnavailable, VdnnError
 from vdnn.layers import Update, lower
 from vdnn.memory.policy import MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL
 from vdnn.networks import build
-from vdnn.runtime.devices import find_driver
+from vdnn.runtime.driver import find_driver
 
 BATCH = 16
 TASKS = (

@@ -277,7 +277,7 @@ def test_an_error_names_layer_needed_budget_and_smallest(program: Program, costs
         f"{needed:,} bytes",
         f"{budget_bytes:,} bytes",
         f"{all_slow:,} bytes",
-        "4 images at once",
+        "4 images at once; raise memory.limit, or raise train.accumulate",
     ):
         assert part in text, part
     assert error.exit_code == 3

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 from test_study_tables import pool_row, step_row
 
-from vdnn.bench import peers_ours, study
+from vdnn.bench import harness, peers_ours, study
 from vdnn.bench.peers_cases import Case
 from vdnn.bench.study_cases import LAYOUTS, PARTS, choose_parts, convolutions, networks
 from vdnn.bench.study_conv_gpu import measure as measure_convolutions
@@ -26,6 +26,7 @@ from vdnn.cli.main import main
 from vdnn.errors import BackendUnavailable, ConfigError, DataError, VdnnError
 from vdnn.layers.tensor import MEMORY_ORDERS
 from vdnn.memory.costs import Candidate
+from vdnn.runtime.driver import Driver
 
 # ---- files
 
@@ -264,13 +265,14 @@ def test_options_of_the_other_paper_are_refused(capsys):
 
 
 def test_without_a_gpu_nothing_is_measured(tmp_path, monkeypatch, capsys):
-    def none():
-        raise BackendUnavailable("device 'cuda' is not available")
-
-    monkeypatch.setattr(cli, "load_cupy", none)
-    for device in ("cuda", "cpu"):
-        assert main(["tables", "pooling", "--device", device, "--out", str(tmp_path)]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setattr(harness, "find_driver", lambda: Driver(0, "no driver"))
+    for device, part in (("cuda", "pooling"), ("cpu", "pooling"), ("cuda", "fig11")):
+        assert main(["tables", part, "--device", device, "--out", str(tmp_path / "out")]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        if device == "cuda":
+            assert "device 'cuda' is not available: no driver; leave out --device" in err
+    assert not (tmp_path / "out").exists()
 
 
 def test_json_has_every_number(capsys):

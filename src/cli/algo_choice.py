@@ -19,8 +19,9 @@ from vdnn.runtime.algo_sources import Source, backend_source, restrict, table_so
 from vdnn.runtime.algorithm_table import AlgorithmTable, load_table, stored_names
 from vdnn.runtime.algos import Study, make_study
 from vdnn.runtime.backend import Backend
-from vdnn.runtime.config import Config
-from vdnn.runtime.devices import DEFAULT_PROFILE, find_driver, open_device
+from vdnn.runtime.config import LAYOUT_POLICIES, Config
+from vdnn.runtime.devices import DEFAULT_PROFILE, open_device
+from vdnn.runtime.driver import find_driver
 from vdnn.runtime.planset import Recipe
 from vdnn.runtime.prepare import make_recipe
 
@@ -91,7 +92,14 @@ def choose(arguments: argparse.Namespace, config: Config) -> Study:
         config = of_table(arguments, config, table)
     batch = -(-config.train.batch_size // config.train.accumulate)
     graph = build(config.network.name, **config.network.options)
-    wanted = Wanted(config, graph, batch, make_recipe(config), arguments.layer, not arguments.no_micro_batches)
+    device = "cpu" if arguments.device == "cpu" else "cuda"
+    recipe = make_recipe(config, device=device)
+    wanted = Wanted(config, graph, batch, recipe, arguments.layer, not arguments.no_micro_batches)
+    policy = config.memory.layout
+    if policy in LAYOUT_POLICIES:
+        wanted.note(f"memory.layout {policy} chooses layer by layer; {recipe.layout} is shown, --layouts shows others")
+    if config.memory.workspace_limit is not None:
+        wanted.note("memory.workspace_limit is not applied: --limits says under which limits algorithms are shown")
     if config.train.accumulate > 1:
         wanted.note(f"a step is {config.train.accumulate} slices, of which one of {batch} images is studied")
     if table is not None:

@@ -20,7 +20,8 @@ from vdnn.errors import VdnnError
 from vdnn.memory.costs import CopyRates
 from vdnn.runtime.backend import Caps
 from vdnn.runtime.backends.cuda.survey import Piece, Survey, find_pieces, take_survey
-from vdnn.runtime.devices import Driver, find_driver, open_device
+from vdnn.runtime.devices import open_device
+from vdnn.runtime.driver import Driver, find_driver
 from vdnn.runtime.guard import guarded
 from vdnn.runtime.machine import blas_name, copy_gbps, gemm_gflops
 from vdnn.runtime.profile import load_profile, profile_names

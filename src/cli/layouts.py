@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from vdnn.cli.options import add_config_options, read_config, unmodelled_layout, unread_profile
+from vdnn.cli.options import add_config_options, read_config, unmet_precision, unmodelled_layout, unread_profile
 from vdnn.cli.tables import wide_console
 from vdnn.errors import ConfigError
 from vdnn.layers.op import Program
@@ -41,6 +41,8 @@ from vdnn.runtime.planset import step_parts
 from vdnn.runtime.prepare import backend_costs, make_recipe
 from vdnn.units import format_ms
 
+BY_HAND = "without a GPU set memory.layout_channels and memory.layout_images"
+
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
@@ -58,6 +60,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "directions and update, and why it has that layout. memory.layout (--layout) says how layouts are chosen: "
         "nchw, nhwc or chwn for all layers; study: CHWN by numbers of channels and images; shortest: the least time of "
         f"layers and transforms, one layout for all unless a mix gains clearly more; auto: {AUTO_LAYOUT}.",
+        epilog="exit codes: 0 done, 2 bad input",
     )
     add_config_options(one, "of the simulated machine whose times are taken; with --device cpu not read")
     one.add_argument("--json", action="store_true", help="print one JSON object")
@@ -68,6 +71,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="The study's sweep: one convolution (its CONV7: 384 filters 3x3 on 13x13) in CHWN and NCHW, by "
         "numbers of channels and of images. Where the curves cross is kept beside the tables of algorithms, and "
         "--layout study goes by it from then on, in this precision.",
+        epilog="exit codes: 0 done, 2 bad input or no GPU",
     )
     other.add_argument("--device", metavar="D", default="auto", help="auto or cuda")
     other.add_argument("--precision", metavar="P", default="fp32", help="fp32, tf32, bf16 or fp16")
@@ -79,11 +83,11 @@ def calibrate(arguments: argparse.Namespace) -> int:
     """Sweep, print what was found, and keep it."""
     if arguments.precision not in PRECISIONS:
         raise ConfigError(f"--precision: expected {', '.join(PRECISIONS)}, got {arguments.precision}")
-    backend, reason = open_device(arguments.device, precision=arguments.precision)
+    backend, reason = open_device(arguments.device, precision=arguments.precision, advice=BY_HAND)
     if not backend.caps.measured_costs:
         raise ConfigError(
             f"vdnn layouts calibrate measures convolutions on a GPU, and this would be device {backend.caps.name} "
-            f"({reason}); without a GPU set memory.layout_channels and memory.layout_images"
+            f"({reason}); {BY_HAND}"
         )
     found = sweep(backend, say)
     backend.close()
@@ -117,8 +121,12 @@ def explain(arguments: argparse.Namespace) -> int:
     backend, _ = open_device(
         config.device, config.profile, precision=config.precision, layout=config.layout_on("cuda"), progress=say
     )
-    for words in (unread_profile, unmodelled_layout):
-        if sentence := words(config, backend.caps):
+    for sentence in (
+        unread_profile(config, backend.caps),
+        unmet_precision(config, backend.caps, plans=False),
+        unmodelled_layout(config, backend.caps),
+    ):
+        if sentence:
             say(sentence)
 
     def costs_of(program: Program) -> CostTable:
@@ -138,10 +146,11 @@ def explain(arguments: argparse.Namespace) -> int:
     rows = explain_layouts(program, costs, found, f"memory.layout is {config.memory.layout}")
     moves = count_transforms(program)
     if arguments.json:
-        data = {"network": graph.name, "batch_size": program.batch, "layout": config.memory.layout, "chosen": how}
+        asked = {"precision": config.precision, "layout": config.memory.layout}
+        data = {"network": graph.name, "batch_size": program.batch, **asked, "chosen": how}
         print(json.dumps({**data, "source": source, "layers": [asdict(row) for row in rows]}, indent=1))
     else:
-        print_rows(f"{graph.name}, batch size {program.batch}: {how}; times {source}", rows, moves)
+        print_rows(f"{graph.name}, batch size {program.batch}, {config.precision}: {how}; times {source}", rows, moves)
     return 0
 
 

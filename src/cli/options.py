@@ -155,7 +155,7 @@ def unmodelled_layout(config: Config, caps: Caps) -> str | None:
     if config.memory.layout == "auto":
         name += f" (taken for precision {config.precision}; --layout nchw keeps the other)"
     if caps.name == "cuda" and layout == "chwn":
-        return f"{name} is computed without tensor cores, in fp32 whatever the precision"
+        return f"{name}: its convolutions use tensor cores at the TF32 rate at most, and none in fp32"
     if not caps.simulated:
         return None
     return f"{name} is planned, but profiles know NCHW: times on device {caps.name} are of that"

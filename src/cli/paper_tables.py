@@ -93,7 +93,7 @@ def tables(arguments: argparse.Namespace) -> int:
     if of_study and of_paper and (arguments.networks or arguments.profile or arguments.steps):
         say("--networks, --profile and --steps apply to the vDNN paper's figures, not to the study's tables")
     measuring = wanted.device
-    if of_study and measuring == CUDA:
+    if measuring == CUDA:
         require_gpu()
     elif of_study and of_paper and measuring is not None:
         say(f"the study's tables are measured on {CUDA} only; on {measuring} only figures are")

@@ -15,11 +15,11 @@ from pathlib import Path
 from time import monotonic
 
 from vdnn.bench.command import tied
+from vdnn.bench.harness import check_device
 from vdnn.bench.study_cases import PARTS, networks
 from vdnn.bench.study_table import StudyTable
 from vdnn.bench.study_tables import make_tables
-from vdnn.errors import BackendUnavailable, ConfigError, DataError
-from vdnn.runtime.backends.cuda.libraries import load_cupy
+from vdnn.errors import ConfigError, DataError
 
 SECONDS = 80
 """For each table, where no time budget is given."""
@@ -75,12 +75,7 @@ def with_kept(made: Sequence[StudyTable], out: Path, progress: Callable[[str], N
 
 def require_gpu() -> None:
     """BackendUnavailable if there is no GPU; makes no context on it."""
-    try:
-        count = load_cupy().cuda.runtime.getDeviceCount()
-    except RuntimeError as error:
-        raise BackendUnavailable(f"device '{CUDA}' is not available: {error}; leave out --device") from error
-    if not count:
-        raise BackendUnavailable(f"device '{CUDA}' is not available: no GPU is visible; leave out --device")
+    check_device(CUDA, "leave out --device", loads=False)
 
 
 def measure_apart(names: Sequence[str], out: Path, budget_s: float | None, progress: Callable[[str], None]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vdnn.errors import BackendUnavailable
+from vdnn.runtime.driver import find_driver
 
 INSTALL = "install the libraries with: pip install 'vdnn[cuda13]' (or 'vdnn[cuda12]' for a driver older than 580)"
 CUDNN_SONAME = "libcudnn.so.9"
@@ -154,9 +155,12 @@ def load_cudnn() -> CudnnLibrary:
 
 
 def load_cupy() -> Any:
-    """CuPy; BackendUnavailable says how to get it."""
+    """CuPy; BackendUnavailable says how to get it, or that it would not help."""
     try:
         import cupy
     except ImportError as error:
+        driver = find_driver()
+        if not driver.gpus:
+            raise BackendUnavailable(f"device 'cuda' is not available: {driver.finding}; run this on a GPU") from error
         raise BackendUnavailable(f"CuPy cannot be imported ({error}); pip install 'vdnn[cuda13]'") from error
     return cupy
