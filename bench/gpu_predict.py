@@ -33,6 +33,7 @@ from vdnn.bench.command import command, reason, whole_from
 from vdnn.bench.harness import Silent, check_device, facts, results_path, save_results
 from vdnn.errors import ConfigError, DataError, VdnnError
 from vdnn.memory.clock import op_times, simulate
+from vdnn.runtime.calibration import counted
 from vdnn.runtime.config import Config, load_config
 from vdnn.runtime.data import batches, epoch_order, with_next
 from vdnn.runtime.files import check_output
@@ -42,8 +43,7 @@ from vdnn.runtime.run_folder import RunFolder
 from vdnn.runtime.trainer import Trainer
 from vdnn.units import format_ms
 
-WARM_UP = 3
-"""Steps that do not count: the first are not replayed."""
+MOST_STEPS = 1000
 TOLERANCE = 0.10
 FILE = "gpu_predict.json"
 
@@ -95,14 +95,15 @@ def configuration(case: Case, device: str, options: Sequence[str] = (), *more: s
     return load_config(case.network, [*overrides, *options, images, *more])
 
 
-def measure(case: Case, steps: int, device: str, verbose: bool, options: Sequence[str] = ()) -> dict[str, Any]:
+def measure(case: Case, steps: int | None, device: str, verbose: bool, options: Sequence[str] = ()) -> dict[str, Any]:
     """Train a few steps of `case`; times in ms, and the predicted ones by kind of op.
 
     Args:
+        steps: that are timed; None for as many as a run counts.
         options: further overrides, KEY=VALUE.
     """
     with tempfile.TemporaryDirectory() as folder:
-        fixed = (f"train.iterations={steps + WARM_UP}", f"output={folder}/run")
+        fixed = (f"train.iterations={MOST_STEPS}", f"output={folder}/run")
         config = configuration(case, device, options, *fixed)
         try:
             return _measure(config, steps, Path(folder), verbose)
@@ -111,7 +112,7 @@ def measure(case: Case, steps: int, device: str, verbose: bool, options: Sequenc
 
 
 def _measure(
-    config: Config, steps: int, folder: Path, verbose: bool, reserve_bytes: int | None = None
+    config: Config, steps: int | None, folder: Path, verbose: bool, reserve_bytes: int | None = None
 ) -> dict[str, Any]:
     started = perf_counter()
     prepared = prepare(config, progress=_say if verbose else None, reserve_bytes=reserve_bytes, evaluates=False)
@@ -120,7 +121,9 @@ def _measure(
     try:
         trainer.start()
         split, batch = prepared.source.train, config.train.batch_size
-        order = np.resize(epoch_order(0, 0, len(split)), (steps + WARM_UP) * batch)
+        skipped, count = counted(trainer.predicted_step_ms)
+        count = count if steps is None else steps
+        order = np.resize(epoch_order(0, 0, len(split)), (skipped + count) * batch)
         times = []
         for (images, labels), later in with_next(batches(split, order, 0, batch)):
             begin = perf_counter()
@@ -130,13 +133,14 @@ def _measure(
     finally:
         prepared.backend.close()
     predicted = trainer.predicted_step_ms
-    measured = median(times[WARM_UP:])
+    measured = median(times[skipped:])
     return {
         "predicted_ms": predicted,
         "parts_ms": prepared.predicted_step_ms(),
         "measured_ms": measured,
         "ratio": measured / predicted,
-        "spread_ms": [min(times[WARM_UP:]), max(times[WARM_UP:])],
+        "steps": count,
+        "spread_ms": [min(times[skipped:]), max(times[skipped:])],
         "prepare_s": prepare_s,
         "slab_bytes": prepared.plans.slab_bytes,
         **_parts(prepared),
@@ -209,7 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = "python -m vdnn.bench.gpu_predict"
     parser = argparse.ArgumentParser(prog=program, description=__doc__, formatter_class=kept_as_it_is)
     parser.add_argument("cases", nargs="+", metavar="NETWORK:BATCH:POLICY:LIMIT:PRECISION")
-    parser.add_argument("--steps", type=whole_from(1), default=12, metavar="N", help="that are timed (default: 12)")
+    words = "that are timed (default: 10, or as many as a run counts where they are short)"
+    parser.add_argument("--steps", type=whole_from(1), metavar="N", help=words)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where (default: cuda)")
     parser.add_argument("-o", action="append", default=[], metavar="KEY=VALUE", help="of the networks' configurations")
     parser.add_argument("--verbose", action="store_true", help="say what is measured before the prediction")
