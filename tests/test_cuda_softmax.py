@@ -84,6 +84,90 @@ def test_parts_of_a_row_meet(n: int, k: int, falling: bool, dtype: str, monkeypa
     np.testing.assert_allclose(known(y), softmax(known(x)), rtol=TOLERANCE[dtype], atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("falling", [False, True])
+@pytest.mark.parametrize(("n", "k"), [(3, 5 * PART + 96), (2, 5 * PART + 97), (4, PART + 1)])
+def test_blocks_of_a_row_wait_for_each_other_and_read_it_once(n: int, k: int, falling: bool, dtype: str) -> None:
+    x, y = stored(3 * normal(n, k), dtype), stored(unknown(n, k), dtype)
+    kernels = HostKernels(falling=falling, dtype=dtype, together=7)
+    launch("softmax.forward", {"x": x, "y": y}, kernels)
+    assert kernels.launched == ["fill_bytes", "softmax_held_parts"]
+    np.testing.assert_allclose(known(y), softmax(known(x)), rtol=TOLERANCE[dtype], atol=1e-7)
+
+
+@pytest.mark.parametrize("accumulate", [(), ("dx",)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_held_parts_give_loss_and_gradient(dtype: str, accumulate: tuple[str, ...]) -> None:
+    n, k = 3, 3 * PART + 96
+    x, labels = stored(3 * normal(n, k), dtype), np.array([0, 2 * PART, k - 1], np.int32)
+    x[1, labels[1]] = stored(np.full((1, 1), 40.0, np.float32), dtype)[0, 0]
+    results, before = [], stored(normal(n, k) / k, dtype)
+    for together in (1, 8):
+        dx, loss, correct = before.copy(), unknown(n), np.full(n, 7, np.uint8)
+        kernels = HostKernels(dtype=dtype, together=together)
+        values = {
+            "x": x,
+            "labels": labels,
+            "step": new_step(0.1, 0.5, 0, 0),
+            "loss": loss,
+            "correct": correct,
+            "dx": dx,
+        }
+        launch("softmax_loss.train", values, kernels, accumulate, label_smoothing=0.1, weight=2.0)
+        results.append((known(dx), loss, correct))
+        assert kernels.launched[-1] == ("softmax_loss_parts" if together == 1 else "softmax_loss_held_parts")
+    (dx, loss, correct), (held_dx, held_loss, held_correct) = results
+    assert held_correct.tolist() == correct.tolist() == [0, 1, 0]
+    np.testing.assert_allclose(held_loss, loss, rtol=1e-6)
+    np.testing.assert_allclose(held_dx, dx, rtol=4 * TOLERANCE[dtype], atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_held_parts_know_numbers_that_are_none(value: float) -> None:
+    n, k = 3, 2 * PART + 40
+    x = 3 * normal(n, k)
+    x[1, PART + 7] = value
+    x[2] = -np.inf
+    found = []
+    for together in (1, 6):
+        y = unknown(n, k)
+        launch("softmax.forward", {"x": x, "y": y}, HostKernels(together=together))
+        found.append(y)
+    np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(found[1]))
+    np.testing.assert_allclose(found[1], found[0], rtol=5e-6, atol=1e-30)
+
+
+def test_blocks_wait_for_each_other_only_where_all_of_a_row_fit() -> None:
+    launched: list[tuple[str, int, list[Any]]] = []
+    for kind, share in (("softmax.forward", softmax_rows.TOGETHER), ("softmax_loss.train", softmax_rows.LOSS_TOGETHER)):
+        for processors, parts in ((0, 2), (1, 3), (4, 9), (4, 8), (4, 4), (132, 132), (132, 264), (132, 265)):
+            kernels = HostKernels()
+            kernels.processors = processors
+            kernels.launch = lambda *given: launched.append(given[:3])  # type: ignore[method-assign]
+            n, k = 2, parts * PART - 1
+            op = Op("softmax", kind, "head", "forward", {}, {}, {"label_smoothing": 0.0, "weight": 1.0})
+            arrays = {name: contiguous(256, (n, k)) for name in ("x", "y", "dx")}
+            small = {name: contiguous(256, (n,)) for name in ("labels", "loss", "correct", "step")}
+            nbytes = workspace_bytes(kind, {"x": (n, k)})
+            arrays |= {**small, "workspace": contiguous(256, (nbytes,), "uint8")}
+            CUDA_KERNELS[kind](op, arrays, kernels, None)
+            name, blocks, args = launched.pop()
+            fits = parts <= share * processors
+            assert ("_held_" in name) == fits, (kind, processors, parts)
+            if fits:
+                partials, places = args[-2], arrays["workspace"].ptr
+                assert blocks == n * parts == n * args[-6]
+                assert partials + 16 * blocks <= places + nbytes
+
+
+def test_blocks_that_are_not_there_at_once_are_found_out() -> None:
+    kernels = HostKernels(together=3)
+    kernels.processors = 100
+    x = normal(1, 4 * PART)
+    with pytest.raises(AssertionError, match="wait for blocks that are not there"):
+        launch("softmax.forward", {"x": x, "y": unknown(*x.shape)}, kernels)
+
+
 def test_what_is_found_of_a_row_never_waits_for_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """Block t stores part t - ahead after parts up to t of all rows have been told by blocks that started before it."""
     launched: list[tuple[str, int, list[Any]]] = []
