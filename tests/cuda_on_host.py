@@ -31,19 +31,13 @@ from vdnn.runtime.backends.cuda.tables import table_type
 
 HEADER = Path(__file__).with_name("cuda_on_host.h")
 FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w")
-ERRORS = (
-    "",
-    "missed a barrier",
-    "wrote beside a __shared__ array",
-    "touched memory that is not there",
-    "wait for blocks that are not there",
-)
+ERRORS = ("", "missed a barrier", "wrote beside a __shared__ array", "touched memory that is not there")
 """What cuda_on_host.h returns."""
 SHARED = re.compile(r"__shared__ (\w+) ([^;]+);")
 # kernels are C functions here: each gets an entry that runs it on a range of blocks
 ENTRY = """
-extern "C" int run_{name}(u32 first, u32 end, int falling, u32 together, {arguments}) {{
-    return host::run(first, end, THREADS, falling, together, [=] {{ {name}({names}); }});
+extern "C" int run_{name}(u32 first, u32 end, int falling, {arguments}) {{
+    return host::run(first, end, THREADS, falling, [=] {{ {name}({names}); }});
 }}
 """
 
@@ -84,7 +78,6 @@ class HostKernels:
         falling: threads and blocks from the last to the first.
         blocks: number of blocks → the range of blocks to run; all of them if None.
         dtype: of activations and their gradients.
-        together: blocks that run in turns, as those must that wait for each other.
         text: another source than vdnn's own.
     """
 
@@ -94,10 +87,8 @@ class HostKernels:
         falling: bool = False,
         blocks: Callable[[int], tuple[int, int]] | None = None,
         dtype: str = "float32",
-        together: int = 1,
         text: str = "",
     ) -> None:
-        self.processors, self._together = together // 2, together
         text = text or source(dtype)
         self._library, self._falling, self._blocks, self.dtype = compile_text(text), falling, blocks, dtype
         self._signatures = signatures(text)
@@ -110,12 +101,10 @@ class HostKernels:
             code = next(text for text in (source(self.dtype, m) for m in MODULES) if name in signatures(text))
             library, signature = compile_text(code), signatures(code)[name]
         entry = library[f"run_{name}"]
-        entry.argtypes = (
-            [ctypes.c_uint32] * 2 + [ctypes.c_int, ctypes.c_uint32] + [_ctype(kind) for _, kind in signature]
-        )
+        entry.argtypes = [ctypes.c_uint32] * 2 + [ctypes.c_int] + [_ctype(kind) for _, kind in signature]
         first, end = self._blocks(blocks) if self._blocks else (0, blocks)
         values = [_plain(value) for value in convert(name, signature, args)]
-        error = entry(first, end, self._falling, self._together, *values)
+        error = entry(first, end, self._falling, *values)
         assert error == 0, f"threads of '{name}' {ERRORS[error]}"
         self.launched.append(name)
 

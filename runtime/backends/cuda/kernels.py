@@ -106,13 +106,11 @@ class KernelSet:
         dtype: of activations and their gradients, a key of source.STORAGE.
 
     Attributes:
-        processors: multiprocessors of the GPU.
         registers: kernel → registers a thread, of those that are loaded.
     """
 
     def __init__(self, dtype: str = "float32") -> None:
         self.dtype = dtype
-        self.processors = 0  # not known yet
         self.registers: dict[str, int] = {}
         found = {module: signatures(source(dtype, module)) for module in MODULES}
         self._signatures = {name: own for kernels in found.values() for name, own in kernels.items()}
@@ -127,7 +125,6 @@ class KernelSet:
         names = [name for name, own in self._modules.items() if own == module]
         if names[0] in self._functions:
             return
-        self.processors = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
         compiled = cupy.RawModule(code=source(self.dtype, module), options=OPTIONS)
         for name in names:
             self._functions[name] = compiled.get_function(name)

@@ -34,10 +34,6 @@ class Kernels(Protocol):
     def dtype(self) -> str:
         """Of activations and their gradients, for which the kernels are compiled."""
 
-    @property
-    def processors(self) -> int:
-        """Multiprocessors of the GPU: so many blocks of a kernel are there at once at least, however it is written."""
-
     def launch(self, name: str, blocks: int, args: Sequence[Any], stream: Any) -> None:
         """Queue kernel `name` in `blocks` blocks of THREADS threads; args in the order of its signature."""
 

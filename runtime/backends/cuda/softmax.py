@@ -32,9 +32,6 @@ loads one by one; loads of 16 bytes of a thread there."""
 AHEAD = 192
 """Parts by which finding is ahead of storing, beside those of a row. A GPU has some 500 blocks at once; the more, the
 less a block waits, and the more of what lies between must stay in the cache: 32 KiB a part."""
-TOGETHER, LOSS_TOGETHER = 2, 1
-"""Blocks of a row for each multiprocessor, at most, that wait for each other. All of them are there at once sooner or
-later: twice as many fit on it by the bounds of their kernels, and blocks of other kernels do not wait for them."""
 COLUMN_IMAGES = _CONSTANTS["COLUMN_IMAGES"]
 COLUMN_BLOCKS, COLUMN_SPLITS, COLUMN_SHARE = 1024, 512, 32
 """Blocks that fill a GPU, most shares of a column, and fewest categories of one."""
@@ -109,14 +106,10 @@ def launch_rows(op: Op, arrays: Arrays, x: DeviceArray, head: Head, kernels: Ker
         arrived = whole + WHOLE_BYTES * n
         partials = whole + _counts_bytes(n)
         fill(kernels, whole, _counts_bytes(n), 0, stream)
-        name, meeting = "softmax_loss" if head.labels else "softmax", [arrived, arrived + COUNT_BYTES * n, partials]
-        if splits <= (LOSS_TOGETHER if head.labels else TOGETHER) * kernels.processors:
-            kernels.launch(f"{name}_held_parts", n * splits, [*args, splits, part, *meeting, width], stream)
-            return
         ahead = min(splits + AHEAD, n * splits)
-        kernels.launch(
-            f"{name}_parts", n * splits + ahead, [*args, splits, ahead, part, whole, *meeting, width], stream
-        )
+        args += [splits, ahead, part, whole, arrived, arrived + COUNT_BYTES * n, partials, width]
+        name = "softmax_loss_parts" if head.labels else "softmax_parts"
+        kernels.launch(name, n * splits + ahead, args, stream)
 
 
 def _parts(k: int, most: int) -> tuple[int, int]:

@@ -91,16 +91,6 @@ struct Meeting {
         beaten = some != 0;
     }
 
-    // Until all blocks of a row have told. They must all be there: see softmax.py.
-    __device__ __forceinline__ void await_all(u32 row) const {
-        if (threadIdx.x == 0) {
-            const volatile u32* place = arrived + row;
-            while (*place < splits) __nanosleep(20);
-            __threadfence();
-        }
-        __syncthreads();
-    }
-
     __device__ __forceinline__ void publish(u32 row, float largest, float factor) const {
         volatile u64* place = whole + row;
         *place = u64(__float_as_uint(factor)) << 32 | __float_as_uint(largest);
@@ -188,64 +178,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax_loss_parts(
         softmax_part<true, PART_LOADS, WIDE>(in, out, meeting);
     else
         softmax_part<true, PART_HELD, 1>(in, out, meeting);
-}
-
-// Where all blocks of a row fit on the GPU at once, each holds its part from the one read to the one write, tells what
-// it found and waits for the others. All join what was found, in the same order. Blocks take numbers here too, so that
-// those of a row start together.
-template <bool LABELLED, int LOADS, int WIDTH>
-__device__ __forceinline__ void softmax_held_part(const Scores& in, const Results& out, const Meeting& meeting) {
-    __shared__ u32 number;
-    __shared__ float one_over_total;
-    if (threadIdx.x == 0) number = atomicAdd(meeting.started, 1u);
-    __syncthreads();
-    const u32 place = number, row = place / meeting.splits, split = place - row * meeting.splits;
-    const int start = int(split) * meeting.part;
-    Row<THREADS, LOADS, WIDTH> held;
-    Label label(in, out, row);
-    held.template read<true>(in.x + i64(row) * in.stride, start, min(start + meeting.part, in.k), threadIdx.x);
-    label.read(in, row);
-    const Found found = held.find(label, LABELLED);
-    meeting.tell(row, place, found);
-    meeting.await_all(row);
-    float largest;
-    double total, sum;
-    bool beaten;
-    meeting.join(row, LABELLED, largest, total, sum, beaten);
-    if (threadIdx.x == 0) {
-        one_over_total = 1 / float(total);
-        if (LABELLED && split == 0) store_loss(in, out, row, label, largest, float(total), sum, beaten);
-    }
-    __syncthreads();
-    float factor = one_over_total;
-    // exponentials of 32 bits are there already, relative to what this block found
-    if constexpr (sizeof(Real) == sizeof(float)) factor *= relative(found.largest, largest);
-    held.template store<true>(in, out, row, label, largest, factor);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 4) softmax_held_parts(
-    const Real* x, i64 x_stride, Real* y, i64 y_stride, u32 n, int k, u32 splits, int part, u32* arrived, u32* started,
-    Partial* partials, int width) {
-    const Scores in{x, x_stride, n, k, nullptr};
-    const Results out{nullptr, nullptr, nullptr, y, y_stride};
-    const Meeting meeting{splits, 0, part, nullptr, arrived, started, partials};
-    if (width == WIDE)
-        softmax_held_part<false, PART_LOADS, WIDE>(in, out, meeting);
-    else
-        softmax_held_part<false, PART_HELD, 1>(in, out, meeting);
-}
-
-// The same with loss, and probabilities or gradient.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax_loss_held_parts(
-    const Real* x, i64 x_stride, const int* labels, const StepRecord* step, float* probs, float* loss, u8* correct,
-    Real* y, i64 y_stride, u32 n, int k, float smoothing, float share, float at_label, double weight, int accumulate,
-    u32 splits, int part, u32* arrived, u32* started, Partial* partials, int width) {
-    const Scores in{x, x_stride, n, k, labels};
-    const Results out{
-        probs, loss, correct, y, y_stride, step, smoothing, share, at_label, weight, accumulate != 0};
-    const Meeting meeting{splits, 0, part, nullptr, arrived, started, partials};
-    if (width == WIDE)
-        softmax_held_part<true, PART_LOADS, WIDE>(in, out, meeting);
-    else
-        softmax_held_part<true, PART_HELD, 1>(in, out, meeting);
 }
