@@ -13,8 +13,10 @@ study_PART.json, and one that is put into results/ under the name h200_study_PAR
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +83,28 @@ def _checked(part: str, path: Path) -> Rows:
             needed = {}
         for name, types in needed.items():
             value = row.get(name)
-            if not isinstance(value, types) or isinstance(value, bool):
-                expected = "a number" if types == NUMBER else f"a {types[0].__name__}"
+            if not isinstance(value, types) or isinstance(value, bool) or (types == NUMBER and not _is_size(value)):
+                expected = "a number above 0" if types == NUMBER else f"a {types[0].__name__}"
                 got = f"{value!r}" if name in row else "nothing"
                 raise DataError(
                     f"'{path}', row {number} ({row.get('case')}): '{name}' is missing or wrong: expected {expected}, "
                     f"got {got}; remove the file and measure again"
                 )
+        if part == "networks" and needed and not _are_losses(row.get("losses", [])):
+            raise DataError(
+                f"'{path}', row {number} ({row.get('case')}): 'losses': expected a list of finite numbers, got "
+                f"{row['losses']!r}; remove the file and measure again"
+            )
     return found
+
+
+def _are_losses(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, NUMBER) and isfinite(one) for one in value)
+
+
+def _is_size(value: Any) -> bool:
+    """Whether a number can be a time, a rate or a count."""
+    return 0 < value <= sys.float_info.max
 
 
 def read_file(path: Path) -> Rows:
@@ -97,7 +113,7 @@ def read_file(path: Path) -> Rows:
         data = json.loads(path.read_text(encoding="utf-8"))
         results, about = data["results"], dict(data["facts"])
         rows = tuple(dict(row) for row in (results if isinstance(results, list) else results["rows"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"'{path}' holds no measured rows; remove it and measure again") from error
     return Rows(rows, machine_words(about) if rows else NOT_MEASURED, about)
 

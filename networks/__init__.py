@@ -40,6 +40,10 @@ NETWORKS: Mapping[str, Callable[..., Graph]] = {
 }
 """Builder by name; every option of a builder is a keyword with a default."""
 
+MOST: Mapping[str, int] = {"classes": 10**7, "": 10**5}
+"""By option, "" for all other whole numbers. More channels or pixels are slips of the pen, and would take minutes and
+gigabytes to be refused for their bytes."""
+
 _KINDS: Mapping[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "true or false"),
     int: ((int,), "a whole number"),
@@ -68,4 +72,7 @@ def build(name: str, /, **chosen: Any) -> Graph:
         types, expected = _KINDS[type(known[option])]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise ConfigError(f"option '{option}' of network '{name}' must be {expected}, got {value!r}", key=key)
+        most = MOST.get(option, MOST[""])
+        if types == (int,) and abs(value) > most:
+            raise ConfigError(f"option '{option}' of network '{name}' must be {expected} up to {most:,}", key=key)
     return NETWORKS[name](**chosen)

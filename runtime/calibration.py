@@ -22,6 +22,7 @@ from typing import Any
 from vdnn.layers.lower import IMAGES
 from vdnn.layers.op import Program
 from vdnn.runtime.backend import Caps
+from vdnn.runtime.files import user_cache
 from vdnn.units import format_ms
 
 CALIBRATION = "timing.json"
@@ -113,5 +114,4 @@ def calibrated_words(factor: float) -> str:
 
 def _path(key: Mapping[str, Any]) -> Path:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    return cache / "vdnn" / "calibration" / f"{digest}.json"
+    return user_cache() / "calibration" / f"{digest}.json"

@@ -12,6 +12,7 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
+from tempfile import gettempdir
 
 from vdnn.errors import ConfigError, VdnnError
 
@@ -34,6 +35,15 @@ PLACE_FAULTS = frozenset(
 def is_place_fault(error: OSError) -> bool:
     """Whether another path would help: exit code 2 rather than 1."""
     return error.errno in PLACE_FAULTS
+
+
+def user_cache() -> Path:
+    """Where is kept what is measured once: vdnn in $XDG_CACHE_HOME or ~/.cache; of a user without a home in the folder
+    for temporary files."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vdnn"
+    except RuntimeError:
+        return Path(gettempdir()) / f"vdnn-{os.getuid()}"
 
 
 def user_path(text: str) -> Path:

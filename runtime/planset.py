@@ -206,12 +206,13 @@ def build_plans(
     keys, budget = tuple(dict.fromkeys(keys)), replace(budget, layouts=recipe.layouts)
     if recipe.update_together is None:
         together = replace(recipe, update_together=True)
-        updates = [together.lower(graph, key) for key in keys if key[0] != "eval"]
-        roomy = all(fits_whole(program, costs_of(program), policy, budget) for program in updates)
+        updates = {key: together.lower(graph, key) for key in keys}
+        room = replace(budget, shared=persistent_places(_whole(updates), *updates.values()))
+        steps = [program for key, program in updates.items() if key[0] != "eval"]
+        roomy = all(fits_whole(program, costs_of(program), policy, room) for program in steps)
         recipe = together if roomy else replace(recipe, update_together=False)
     programs = {key: recipe.lower(graph, key) for key in keys}
-    # weight gradients persist only in parts of a step, so such a program has every persistent storage there is
-    whole = min(programs.values(), key=lambda program: -len(program.persistent))
+    whole = _whole(programs)
     shared = replace(budget, shared=persistent_places(whole, *programs.values()))
     plans: dict[Key, Planned] = {}
     notes: list[str] = []
@@ -240,6 +241,11 @@ def build_plans(
     if worst is not None:
         raise worst
     return PlanSet(plans, whole, tuple(notes), recipe.layout_name, recipe.dtype, recipe.layouts)
+
+
+def _whole(programs: Mapping[Key, Program]) -> Program:
+    """The one with every persistent storage there is: weight gradients persist only in parts of a step."""
+    return min(programs.values(), key=lambda program: -len(program.persistent))
 
 
 def _only(program: Program, costs: CostTable, kept: Mapping[str, str]) -> tuple[CostTable, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from vdnn.cli import train as cli
-from vdnn.runtime import calibration
+from vdnn.runtime import calibration, files
 from vdnn.runtime import trainer as trainer_module
 from vdnn.runtime.calibration import (
     CALIBRATION,
@@ -203,3 +204,18 @@ def test_a_run_tells_after_its_first_steps_and_writes_it_down(tmp_path: Path, mo
     assert data["measured_ms"] == pytest.approx(1.0)
     assert data["calibration"] == pytest.approx(1.0 / raw)
     assert expected_step(prepared_run())[0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("home", ["~nosuch/x", ""])
+def test_where_nobody_has_a_home_factors_are_kept_among_temporary_files(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    monkeypatch.setattr(files, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    expected = tmp_path / f"vdnn-{os.getuid()}" if home else tmp_path / "home" / ".cache" / "vdnn"
+    assert files.user_cache() == expected
+    made = prepared_run()
+    compared(made)
+    assert expected_step(made)[0] == pytest.approx(6.0)
+    assert list((expected / "calibration").iterdir())

@@ -341,6 +341,15 @@ def test_options_of_a_wrong_type(option: str, value: object, expected: str) -> N
         build("googlenet", **{option: value})
 
 
+@pytest.mark.parametrize("value", [10**5 + 1, 10**12, 10**27, -(10**27)])
+@pytest.mark.parametrize("option", ["image_size", "channels"])
+def test_sizes_that_no_machine_has_are_refused_at_once(option: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"'{option}' of network 'lenet' must be a whole number up to 100,000"):
+        build("lenet", **{option: value})
+    with pytest.raises(ConfigError, match="a whole number up to 10,000,000"):
+        build("lenet", classes=10**29)
+
+
 @pytest.mark.parametrize(
     ("name", "chosen", "text"),
     [

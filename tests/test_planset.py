@@ -15,7 +15,9 @@ from vdnn.memory.decisions import Algorithm
 from vdnn.memory.plan import Alloc
 from vdnn.memory.policy import MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL, Budget
 from vdnn.networks import build
+from vdnn.runtime.config import load_config
 from vdnn.runtime.planset import Algorithms, Key, PlanSet, Recipe, build_plans, slice_sizes, step_parts
+from vdnn.runtime.prepare import prepare
 from vdnn.runtime.profile import load_profile, model_costs
 
 RECIPE = Recipe(Update(momentum=0.9, weight_decay=5e-4), mean=(0.1,), std=(0.3,))
@@ -50,6 +52,21 @@ def test_weights_are_updated_one_by_one_where_there_is_no_room_for_all_gradients
 
 def test_parts_of_a_step_are_updated_together_in_the_last() -> None:
     assert update_kinds("none", Budget(2**30), step_parts(64, 22)) == {"sgd.update_all": 1}
+
+
+@pytest.mark.parametrize("policy", ["none", "dyn"])
+def test_weights_are_updated_one_by_one_where_parts_leave_no_room_for_all_gradients(policy: str) -> None:
+    def slab_bytes(update: str, limit: int) -> int:
+        sizes = ["train.batch_size=7", "train.accumulate=3", f"memory.policy={policy}", f"memory.limit={limit}"]
+        return prepare(load_config("lenet", ["device=cpu", *sizes, f"memory.update={update}"])).plans.slab_bytes
+
+    with pytest.raises(BudgetError) as refused:
+        slab_bytes("layer", 1)
+    least = refused.value.smallest_bytes
+    assert least is not None
+    with pytest.raises(BudgetError):
+        slab_bytes("together", least)
+    assert slab_bytes("auto", least) <= least
 
 
 def planned(

@@ -44,6 +44,10 @@ def test_rows_are_kept_and_read_back(tmp_path):
         Recorder(tmp_path, "networks", "a command", "GPU Two")
 
 
+NESTED = '{"facts": {}, "results": ' + 10**5 * "["
+HUGE = 10**400
+
+
 def test_rows_of_a_folder_come_before_those_that_come_with_vdnn(tmp_path):
     stored, folder = tmp_path / "stored", tmp_path / "out"
     stored.mkdir()
@@ -57,7 +61,8 @@ def test_rows_of_a_folder_come_before_those_that_come_with_vdnn(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"facts": {}, "results": {}}', '{"facts": {}, "results": {"rows": [1]}}']
+    "text",
+    ["", "[]", "{}", '{"facts": {}, "results": {}}', '{"facts": {}, "results": {"rows": [1]}}', NESTED],
 )
 def test_a_damaged_file_is_named(text, tmp_path):
     path = tmp_path / file_name("layouts")
@@ -65,6 +70,25 @@ def test_a_damaged_file_is_named(text, tmp_path):
     with pytest.raises(DataError, match="holds no measured rows"):
         read_file(path)
     assert main(["tables", "layouts", "--out", str(tmp_path)]) == 2
+
+
+@pytest.mark.parametrize("change", [{"losses": "x"}, {"losses": -1}, {"losses": [None]}, {"step_ms": HUGE}])
+def test_damaged_numbers_of_networks_are_named(change, tmp_path, capsys):
+    row = {**step_row("LeNet", "fp32", "nchw", 1.0, 1.0), **change}
+    (tmp_path / file_name("networks")).write_text(json.dumps({"facts": {}, "results": {"rows": [row]}}), "utf-8")
+    assert main(["tables", "networks", "--out", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "row 1 (LeNet)" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), HUGE])
+def test_times_and_rates_that_are_none_are_named(value, tmp_path, capsys):
+    for key in ("time_us", "gbps"):
+        row = {**pool_row("POOL1", "CHWN", "ours", 1.0), key: value}
+        (tmp_path / file_name("pooling")).write_text(json.dumps({"facts": {}, "results": {"rows": [row]}}), "utf-8")
+        assert main(["tables", "pooling", "--out", str(tmp_path)]) == 2
+        assert f"row 1 (POOL1): '{key}' is missing or wrong: expected a number above 0" in capsys.readouterr().err
 
 
 def test_tables_are_written_with_a_page(tmp_path):

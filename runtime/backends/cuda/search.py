@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -33,6 +32,7 @@ from vdnn.runtime.backends.cuda.cudnn_conv import ConvPlan, ConvProblem
 from vdnn.runtime.backends.cuda.cudnn_graph import FUSED, INEXACT
 from vdnn.runtime.backends.cuda.products import GRAPH_LABEL, applies_epilogue, tail_bytes, workspace_bytes
 from vdnn.runtime.backends.cuda.trial import Trial, relative_difference, room_for
+from vdnn.runtime.files import user_cache
 from vdnn.units import MIB
 
 FIRST = 8
@@ -62,7 +62,7 @@ LAUNCH_MS = 0.002
 
 def cache_folder() -> Path:
     """Where measured tables are kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "vdnn" / "algorithms"
+    return user_cache() / "algorithms"
 
 
 def shortlist(plans: Sequence[ConvPlan], brief: bool = False) -> list[ConvPlan]:
