@@ -389,10 +389,12 @@ def _explained(
         if fits_host and (not works or plan.slab_bytes < works[-1][0]):
             works.append((plan.slab_bytes, words))
     advice = "; ".join(f"{words}: {format_bytes(nbytes)} ({nbytes:,} bytes)" for nbytes, words in works)
-    return BudgetError(
+    found = BudgetError(
         f"{error}; smallest budget that works {advice}, with {_images(program)}",
         layer=error.layer,
         needed_bytes=error.needed_bytes,
         budget_bytes=error.budget_bytes,
         smallest_bytes=works[-1][0],
     )
+    found.own_bytes = works[0][0]
+    return found

@@ -121,7 +121,7 @@ def layout_of_plan(name: str, dtype: str) -> str | None:
 
 def largest(refusals: Sequence[BudgetError]) -> BudgetError | None:
     """The refusal whose plan needs most: the budget to name."""
-    return max(refusals, key=lambda error: error.smallest_bytes or error.needed_bytes, default=None)
+    return max(refusals, key=lambda error: error.own_bytes or error.needed_bytes, default=None)
 
 
 def slice_sizes(images: int, micro: int) -> list[int]:

@@ -69,14 +69,15 @@ class BackendUnavailable(VdnnError):
 class BudgetError(VdnnError):
     """A plan that does not fit: which layer, needed, budget, and what would work. All bytes.
 
-    `evaluated_images` is the batch size of a plan that evaluates, None of one that trains.
+    `smallest_bytes` is the smallest budget that works under any policy, `own_bytes` under the one asked for, if that can
+    work; `evaluated_images` is the batch size of a plan that evaluates, None of one that trains.
     """
 
     exit_code = 3
 
     def __init__(self, message: str, *, layer: str, needed_bytes: int, budget_bytes: int, smallest_bytes: int | None):
         self.layer, self.needed_bytes, self.budget_bytes = layer, needed_bytes, budget_bytes
-        self.smallest_bytes = smallest_bytes
+        self.smallest_bytes = self.own_bytes = smallest_bytes
         self.evaluated_images: int | None = None
         super().__init__(message)
 

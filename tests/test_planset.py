@@ -19,6 +19,7 @@ from vdnn.runtime.config import load_config
 from vdnn.runtime.planset import Algorithms, Key, PlanSet, Recipe, build_plans, slice_sizes, step_parts
 from vdnn.runtime.prepare import prepare
 from vdnn.runtime.profile import load_profile, model_costs
+from vdnn.units import format_bytes
 
 RECIPE = Recipe(Update(momentum=0.9, weight_decay=5e-4), mean=(0.1,), std=(0.3,))
 ACCUMULATED = (*step_parts(64, 22), *step_parts(10, 22), ("eval", 22), ("eval", 7))
@@ -66,6 +67,20 @@ def test_weights_are_updated_one_by_one_where_parts_leave_no_room_for_all_gradie
     with pytest.raises(BudgetError):
         slab_bytes("together", least)
     assert slab_bytes("auto", least) <= least
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"), [("lenet", "none"), ("lenet", "conv"), ("cifar10", "all"), ("cifar10", "none")]
+)
+def test_the_budget_that_a_refusal_names_for_the_policy_is_enough_for_every_part(name: str, policy: str) -> None:
+    sizes = ["train.batch_size=7", "train.accumulate=3", "evaluate.batch_size=16", f"memory.policy={policy}"]
+    images = ["device=cpu", "data={source: synthetic, train_images: 64, test_images: 16}"]
+    with pytest.raises(BudgetError) as refused:
+        prepare(load_config(name, [*images, *sizes, "memory.limit=1"]))
+    least = refused.value.own_bytes
+    assert least is not None
+    assert f"with policy '{policy}' and these algorithms: {format_bytes(least)} ({least:,} bytes)" in str(refused.value)
+    assert prepare(load_config(name, [*images, *sizes, f"memory.limit={least}"])).plans.slab_bytes <= least
 
 
 def planned(
