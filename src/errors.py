@@ -69,8 +69,8 @@ class BackendUnavailable(VdnnError):
 class BudgetError(VdnnError):
     """A plan that does not fit: which layer, needed, budget, and what would work. All bytes.
 
-    `smallest_bytes` is the smallest budget that works under any policy, `own_bytes` under the one asked for, if that can
-    work; `evaluated_images` is the batch size of a plan that evaluates, None of one that trains.
+    `smallest_bytes` is the smallest budget that works under any policy, `own_bytes` under the one asked for if it
+    can; `evaluated_images` is the batch size of a plan that evaluates, None of one that trains.
     """
 
     exit_code = 3
