@@ -104,7 +104,7 @@ def _are_losses(value: Any) -> bool:
 
 def _is_size(value: Any) -> bool:
     """Whether a number can be a time, a rate or a count."""
-    return 0 < value <= sys.float_info.max
+    return bool(0 < value <= sys.float_info.max)
 
 
 def read_file(path: Path) -> Rows:

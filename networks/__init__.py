@@ -73,6 +73,6 @@ def build(name: str, /, **chosen: Any) -> Graph:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise ConfigError(f"option '{option}' of network '{name}' must be {expected}, got {value!r}", key=key)
         most = MOST.get(option, MOST[""])
-        if types == (int,) and abs(value) > most:
+        if types == (int,) and isinstance(value, int) and abs(value) > most:
             raise ConfigError(f"option '{option}' of network '{name}' must be {expected} up to {most:,}", key=key)
     return NETWORKS[name](**chosen)

@@ -173,8 +173,8 @@ def _draw_levels(axes: Axes, lines: Timeline, report: Report, scale: float) -> N
     for name in CATEGORIES:
         above = below + lines.levels[name] / size
         # not stairs: its patch takes seconds to find its limits, step by step
-        ends = (np.append(values, values[-1:]) for values in (below, above))
-        axes.fill_between(lines.edges / scale, *ends, step="post", color=COLORS[name], linewidth=0)
+        low, high = (np.append(values, values[-1:]) for values in (below, above))
+        axes.fill_between(lines.edges / scale, low, high, step="post", color=COLORS[name], linewidth=0)
         below = above
     peaks = peak_lines(report)
     for nbytes, _, color, style in peaks:
